@@ -1,0 +1,305 @@
+//! What npuc says when something is wrong: one error type for every crate.
+//!
+//! A [`Diagnostic`] names what, where, need and have, and what to do; an [`Error`] is one or more of them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// What a code means for the process: the exit status of the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The question was understood and the answer is no (misfit, unfaithful): exit 1.
+    No,
+    /// The command line is wrong: exit 2.
+    Usage,
+    /// A file or its content is wrong: exit 3.
+    Input,
+    /// A tool that the command needs is missing: exit 4.
+    Tool,
+}
+
+impl Class {
+    /// The exit status of this class.
+    pub const fn exit_status(self) -> u8 {
+        match self {
+            Class::No => 1,
+            Class::Usage => 2,
+            Class::Input => 3,
+            Class::Tool => 4,
+        }
+    }
+}
+
+macro_rules! codes {
+    ($($(#[doc = $doc:literal])+ $name:ident $text:literal $class:ident,)+) => {
+        /// The kinds of diagnostics. Each has a page `docs/diagnostics/<code>.md`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Code { $($(#[doc = $doc])+ $name,)+ }
+
+        impl Code {
+            /// Every code, in the order of the enum.
+            pub const ALL: &'static [Code] = &[$(Code::$name,)+];
+
+            /// The text form, e.g. `truncated-file`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Code::$name => $text,)+ }
+            }
+
+            /// What the code means for the process.
+            pub const fn class(self) -> Class {
+                match self { $(Code::$name => Class::$class,)+ }
+            }
+        }
+    };
+}
+
+codes! {
+    /// A file or folder cannot be read.
+    Unreadable "unreadable" Input,
+    /// A file or folder cannot be written.
+    Unwritable "unwritable" Input,
+    /// The path holds nothing that npuc knows how to read.
+    UnknownFormat "unknown-format" Input,
+    /// A file ends before what its header promises.
+    TruncatedFile "truncated-file" Input,
+    /// A header is malformed.
+    BadHeader "bad-header" Input,
+    /// Tensor data overlaps, leaves the file or has the wrong size.
+    BadOffsets "bad-offsets" Input,
+    /// Two tensors or keys share a name.
+    DuplicateName "duplicate-name" Input,
+    /// A shard that the index names is absent.
+    MissingShard "missing-shard" Input,
+    /// One part of a split file was given alone.
+    SplitPart "split-part" Input,
+    /// A tensor is stored in a format npuc does not read.
+    UnknownTensorType "unknown-tensor-type" Input,
+    /// A configuration or metadata key is absent, malformed or contradicts another.
+    BadConfig "bad-config" Input,
+    /// The architecture is not one npuc builds.
+    UnsupportedArchitecture "unsupported-architecture" Input,
+    /// The rotary embedding has a type npuc does not build.
+    UnsupportedRope "unsupported-rope" Input,
+    /// The activation function is not one npuc builds.
+    UnsupportedActivation "unsupported-activation" Input,
+    /// The model attends over a sliding window.
+    SlidingWindow "sliding-window" Input,
+    /// A tensor that the model needs is absent.
+    MissingTensor "missing-tensor" Input,
+    /// A tensor has another shape than the configuration says.
+    WrongShape "wrong-shape" Input,
+    /// What is stored contradicts `tie_word_embeddings`.
+    TiedHead "tied-head" Input,
+    /// The checkpoint has tensors that the model does not use.
+    UnusedTensors "unused-tensors" Input,
+    /// A weight holds NaN or infinity.
+    NonFiniteWeights "non-finite-weights" Input,
+    /// The model has no tokenizer and the command needs one.
+    NoTokenizer "no-tokenizer" Input,
+    /// The tokenizer files are malformed or of a kind npuc does not read.
+    BadTokenizer "bad-tokenizer" Input,
+    /// The chat template is absent, malformed or refuses the messages.
+    BadTemplate "bad-template" Input,
+    /// A token id is outside the vocabulary.
+    BadTokenId "bad-token-id" Input,
+    /// Prompt and answer do not fit the context that was built.
+    ContextExceeded "context-exceeded" Input,
+    /// A step shape is malformed or impossible for the model.
+    BadShape "bad-shape" Usage,
+    /// An argument of the command line is malformed.
+    BadArgument "bad-argument" Usage,
+    /// IR text does not parse.
+    IrSyntax "ir-syntax" Input,
+    /// A graph breaks a rule of the IR.
+    IrInvalid "ir-invalid" Input,
+    /// A bundle's manifest is malformed, of another version or incomplete.
+    BadBundle "bad-bundle" Input,
+    /// A file of a bundle is not the file that was written.
+    HashMismatch "hash-mismatch" Input,
+    /// A reference file lacks what the comparison needs or does not match the model.
+    BadReference "bad-reference" Input,
+    /// The target cannot take the model.
+    Misfit "misfit" No,
+    /// The outputs differ from the reference by more than the gate allows.
+    Unfaithful "unfaithful" No,
+    /// A tool that the command needs is not installed.
+    MissingTool "missing-tool" Tool,
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// Whether the work can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The work stops.
+    Error,
+    /// The work goes on; the user should know.
+    Warning,
+}
+
+/// One fault: what, where, the limit and the actual value, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Diagnostic {
+    /// Whether the work can go on.
+    pub severity: Severity,
+    /// The kind of fault.
+    pub code: Code,
+    /// What is wrong, in one sentence without a full stop.
+    pub message: String,
+    /// The file it was found in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// The tensor, metadata key or value path it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// The 1-based line of the text (IR, JSON) it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
+    /// What was needed or allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub need: Option<String>,
+    /// What was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub have: Option<String>,
+    /// What the user can do, the cheapest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub help: Vec<String>,
+}
+
+impl Diagnostic {
+    /// A fault that stops the work.
+    pub fn error(code: Code, message: impl Into<String>) -> Diagnostic {
+        Diagnostic {
+            severity: Severity::Error,
+            code,
+            message: message.into(),
+            file: None,
+            subject: None,
+            line: None,
+            need: None,
+            have: None,
+            help: Vec::new(),
+        }
+    }
+
+    /// A fault that does not stop the work.
+    pub fn warning(code: Code, message: impl Into<String>) -> Diagnostic {
+        Diagnostic { severity: Severity::Warning, ..Diagnostic::error(code, message) }
+    }
+
+    /// Names the file.
+    pub fn file(mut self, file: impl AsRef<Path>) -> Diagnostic {
+        self.file = Some(file.as_ref().to_path_buf());
+        self
+    }
+
+    /// Names the tensor, key or value.
+    pub fn subject(mut self, subject: impl Into<String>) -> Diagnostic {
+        self.subject = Some(subject.into());
+        self
+    }
+
+    /// Names the 1-based line.
+    pub fn line(mut self, line: usize) -> Diagnostic {
+        self.line = Some(line);
+        self
+    }
+
+    /// States what was needed or allowed.
+    pub fn need(mut self, need: impl fmt::Display) -> Diagnostic {
+        self.need = Some(need.to_string());
+        self
+    }
+
+    /// States what was found.
+    pub fn have(mut self, have: impl fmt::Display) -> Diagnostic {
+        self.have = Some(have.to_string());
+        self
+    }
+
+    /// Adds something the user can do.
+    pub fn help(mut self, help: impl Into<String>) -> Diagnostic {
+        self.help.push(help.into());
+        self
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        write!(f, "{severity}[{}]: {}", self.code, self.message)?;
+        let file = self.file.as_ref().map(|file| match self.line {
+            Some(line) => format!("{}:{line}", file.display()),
+            None => file.display().to_string(),
+        });
+        let line = self.line.filter(|_| self.file.is_none()).map(|line| format!("line {line}"));
+        let place: Vec<String> = file.into_iter().chain(line).chain(self.subject.clone()).collect();
+        if !place.is_empty() {
+            write!(f, "\n  --> {}", place.join(": "))?;
+        }
+        for (label, text) in [("need", &self.need), ("have", &self.have)] {
+            if let Some(text) = text {
+                write!(f, "\n  = {label}: {text}")?;
+            }
+        }
+        for help in &self.help {
+            write!(f, "\n  = help: {help}")?;
+        }
+        Ok(())
+    }
+}
+
+/// One or more faults that stopped the work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.iter().map(Diagnostic::to_string).collect::<Vec<_>>().join("\n"))]
+pub struct Error(Vec<Diagnostic>);
+
+/// The result of everything in npuc that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// The faults, at least one.
+    pub fn diagnostics(&self) -> &[Diagnostic] {
+        &self.0
+    }
+
+    /// `Ok` if there are no faults, all of them otherwise.
+    pub fn check(faults: Vec<Diagnostic>) -> Result<()> {
+        if faults.is_empty() { Ok(()) } else { Err(Error(faults)) }
+    }
+
+    /// The exit status that the worst fault calls for.
+    pub fn exit_status(&self) -> u8 {
+        self.0.iter().map(|d| d.code.class().exit_status()).max().unwrap_or(3)
+    }
+
+    /// The same faults, with `file` named where none is.
+    pub fn in_file(mut self, file: &Path) -> Error {
+        for fault in &mut self.0 {
+            fault.file.get_or_insert_with(|| file.to_path_buf());
+        }
+        self
+    }
+}
+
+impl From<Diagnostic> for Error {
+    fn from(fault: Diagnostic) -> Error {
+        Error(vec![fault])
+    }
+}

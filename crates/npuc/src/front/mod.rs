@@ -1,0 +1,93 @@
+//! Front ends: what a checkpoint is once it has been opened, whatever file form it came in.
+//!
+//! Nothing here reads weights: a [`Checkpoint`] holds handles into mapped files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use crate::diag::Diagnostic;
+use crate::tensor::Tensor;
+
+pub mod config;
+
+pub use config::ModelConfig;
+
+/// The file form of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A folder as `save_pretrained` writes it.
+    HuggingFace,
+    /// One GGUF file.
+    Gguf,
+}
+
+/// An opened checkpoint.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The folder or file it was opened from.
+    pub path: PathBuf,
+    /// Its form.
+    pub source: Source,
+    /// The model's shape, validated.
+    pub config: ModelConfig,
+    /// The weights that the model uses, by canonical name (see [`crate::model::weight_specs`]), shapes checked.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// Token ids that begin and end text.
+    pub special: SpecialTokens,
+    /// The tokenizer, if the checkpoint has one.
+    pub tokenizer: Option<TokenizerSource>,
+    /// What is odd but does not stop the work.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Token ids that begin and end text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// The id that begins a text, if the model has one.
+    pub bos: Option<u32>,
+    /// Every id that ends an answer, from all the places that name one.
+    pub eos: BTreeSet<u32>,
+}
+
+/// Where a tokenizer's data comes from.
+#[derive(Clone, Debug)]
+pub enum TokenizerSource {
+    /// The files of a Hugging Face folder.
+    HuggingFace {
+        /// The content of `tokenizer.json`.
+        tokenizer_json: Vec<u8>,
+        /// The content of `tokenizer_config.json`, if there is one.
+        tokenizer_config: Option<serde_json::Value>,
+        /// The chat template (`chat_template.jinja` or the configuration's), if there is one.
+        chat_template: Option<String>,
+    },
+    /// The `tokenizer.*` metadata of a GGUF file.
+    Gguf(GgufVocab),
+}
+
+/// The `tokenizer.*` metadata of a GGUF file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GgufVocab {
+    /// `tokenizer.ggml.model`: `gpt2` or `llama`.
+    pub model: String,
+    /// `tokenizer.ggml.pre`: the pre-tokenizer of `gpt2` models.
+    pub pre: Option<String>,
+    /// The text of each id.
+    pub tokens: Vec<String>,
+    /// The score of each id (`llama` models).
+    pub scores: Vec<f32>,
+    /// The type of each id: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte.
+    pub types: Vec<i32>,
+    /// The merges of `gpt2` models, `left right`, best first.
+    pub merges: Vec<String>,
+    /// Special ids by the metadata key's middle part: `bos`, `eos`, `eot`, `unknown`, `padding`, …
+    pub special: BTreeMap<String, u32>,
+    /// Whether a text begins with the BOS id; absent in older files.
+    pub add_bos: Option<bool>,
+    /// Whether a text ends with the EOS id.
+    pub add_eos: Option<bool>,
+    /// Whether a space is put before the first word (`llama` models).
+    pub add_space_prefix: Option<bool>,
+    /// The chat template, if there is one.
+    pub chat_template: Option<String>,
+}

@@ -1,0 +1,55 @@
+//! Models: which weights a family has, and the graphs it is made of. Nothing here knows a storage format or a target.
+
+use crate::front::ModelConfig;
+use crate::tensor::Shape;
+
+pub mod llama;
+
+/// A weight that a model uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// The canonical name: the Hugging Face name without its leading `model.`.
+    pub name: String,
+    /// The shape that the configuration implies; projections are `[out, in]`.
+    pub shape: Shape,
+    /// What the weight is for.
+    pub role: Role,
+}
+
+/// What a weight is for; recipes and reports group weights by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// The table of token embeddings.
+    Embedding,
+    /// A gain of a normalisation.
+    Norm,
+    /// A projection of the attention.
+    Attention,
+    /// A projection of the feed-forward layer.
+    FeedForward,
+    /// The projection to the vocabulary.
+    Head,
+    /// A bias of any projection.
+    Bias,
+}
+
+impl Role {
+    /// The name used in recipes and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Embedding => "embedding",
+            Role::Norm => "norm",
+            Role::Attention => "attention",
+            Role::FeedForward => "feed-forward",
+            Role::Head => "lm_head",
+            Role::Bias => "bias",
+        }
+    }
+}
+
+/// Every weight that the model uses, in the order of the computation.
+pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
+    match config {
+        ModelConfig::Llama(config) => llama::weight_specs(config),
+    }
+}

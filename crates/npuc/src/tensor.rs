@@ -1,0 +1,169 @@
+//! Stored tensors: a format, a shape and bytes that stay in the mapped file until they are read.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use npuc_kernels::DType;
+use npuc_kernels::map::MappedFile;
+
+use crate::diag::{Code, Diagnostic, Result};
+
+/// The extents of a tensor, outermost first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Shape(pub Vec<usize>);
+
+impl Shape {
+    /// The number of elements; `None` when it overflows.
+    pub fn elements(&self) -> Option<usize> {
+        self.0.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(dims: [usize; N]) -> Shape {
+        Shape(dims.to_vec())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        write!(f, "[{}]", dims.join(", "))
+    }
+}
+
+/// A file mapped for reading, with its path for messages.
+#[derive(Debug)]
+pub struct SourceFile {
+    /// Where the file is.
+    pub path: PathBuf,
+    map: MappedFile,
+}
+
+impl SourceFile {
+    /// Maps `path` for reading.
+    pub fn open(path: &Path) -> Result<Arc<SourceFile>> {
+        let map = MappedFile::open(path)
+            .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
+        Ok(Arc::new(SourceFile { path: path.to_path_buf(), map }))
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Storage {
+    File { file: Arc<SourceFile>, range: Range<usize> },
+    Memory(Arc<[u8]>),
+}
+
+/// A tensor as stored: cheap to clone, nothing is read before [`Tensor::bytes`].
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// How the elements are stored.
+    pub dtype: DType,
+    /// Extents, outermost first; the last one is contiguous and holds whole blocks.
+    pub shape: Shape,
+    storage: Storage,
+    /// Heads whose rotary halves are stored interleaved and are put apart on reading.
+    interleaved_heads: Option<usize>,
+}
+
+impl Tensor {
+    /// A tensor inside a mapped file. `None` unless `range` lies in the file and has exactly the size
+    /// that the format and shape need.
+    pub fn in_file(dtype: DType, shape: Shape, file: Arc<SourceFile>, range: Range<usize>) -> Option<Tensor> {
+        let fits = range.start <= range.end && range.end <= file.bytes().len();
+        let sized = byte_len(dtype, &shape) == Some(range.len());
+        (fits && sized).then_some(Tensor {
+            dtype,
+            shape,
+            storage: Storage::File { file, range },
+            interleaved_heads: None,
+        })
+    }
+
+    /// A tensor in memory. `None` unless the bytes are exactly what the format and shape need.
+    pub fn in_memory(dtype: DType, shape: Shape, bytes: Arc<[u8]>) -> Option<Tensor> {
+        (byte_len(dtype, &shape) == Some(bytes.len())).then_some(Tensor {
+            dtype,
+            shape,
+            storage: Storage::Memory(bytes),
+            interleaved_heads: None,
+        })
+    }
+
+    /// The same tensor, read with each head's rows (2i, 2i+1) put back to (i, i + rows/2), the order of
+    /// the rotate-half rotary embedding. GGUF stores the query and key rows of Llama interleaved.
+    /// `None` unless `heads` divides the rows into even parts.
+    pub fn with_interleaved_heads(mut self, heads: usize) -> Option<Tensor> {
+        let rows = self.shape.first().copied().unwrap_or(0);
+        if heads == 0 || !rows.is_multiple_of(2 * heads) {
+            return None;
+        }
+        self.interleaved_heads = Some(heads);
+        Some(self)
+    }
+
+    /// Bytes of the whole tensor.
+    pub fn byte_len(&self) -> usize {
+        self.stored().len()
+    }
+
+    /// The file that the tensor lies in, if any.
+    pub fn file(&self) -> Option<&Path> {
+        match &self.storage {
+            Storage::File { file, .. } => Some(&file.path),
+            Storage::Memory(_) => None,
+        }
+    }
+
+    /// The elements in row-major order; borrowed from the file unless rows have to be reordered.
+    pub fn bytes(&self) -> Cow<'_, [u8]> {
+        let stored = self.stored();
+        let Some(heads) = self.interleaved_heads else {
+            return Cow::Borrowed(stored);
+        };
+        let rows = self.shape[0];
+        let row_bytes = stored.len() / rows;
+        let half = rows / heads / 2;
+        let mut bytes = Vec::with_capacity(stored.len());
+        for head in 0..heads {
+            for part in 0..2 {
+                for i in 0..half {
+                    let row = head * 2 * half + 2 * i + part;
+                    bytes.extend_from_slice(&stored[row * row_bytes..][..row_bytes]);
+                }
+            }
+        }
+        Cow::Owned(bytes)
+    }
+
+    fn stored(&self) -> &[u8] {
+        match &self.storage {
+            Storage::File { file, range } => &file.bytes()[range.clone()],
+            Storage::Memory(bytes) => bytes,
+        }
+    }
+}
+
+/// Bytes of a tensor; `None` when blocks do not divide the rows or the size overflows.
+/// A tensor of rank 0 has one element.
+pub fn byte_len(dtype: DType, shape: &Shape) -> Option<usize> {
+    let (cols, outer) = shape.split_last().map_or((1, &[][..]), |(c, outer)| (*c, outer));
+    outer.iter().try_fold(dtype.row_bytes(cols)?, |n, &d| n.checked_mul(d))
+}
