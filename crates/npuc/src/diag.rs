@@ -47,6 +47,13 @@ macro_rules! codes {
                 match self { $(Code::$name => $text,)+ }
             }
 
+            /// The page that explains the code, in Markdown.
+            pub const fn page(self) -> &'static str {
+                match self {
+                    $(Code::$name => include_str!(concat!("../../../docs/diagnostics/", $text, ".md")),)+
+                }
+            }
+
             /// What the code means for the process.
             pub const fn class(self) -> Class {
                 match self { $(Code::$name => Class::$class,)+ }
@@ -124,8 +131,17 @@ codes! {
     Misfit "misfit" No,
     /// The outputs differ from the reference by more than the gate allows.
     Unfaithful "unfaithful" No,
+    /// The work needs more memory than there is.
+    OutOfMemory "out-of-memory" Input,
     /// A tool that the command needs is not installed.
     MissingTool "missing-tool" Tool,
+}
+
+impl Code {
+    /// The code of that [`Code::name`], if there is one.
+    pub fn from_name(name: &str) -> Option<Code> {
+        Code::ALL.iter().copied().find(|code| code.name() == name)
+    }
 }
 
 impl fmt::Display for Code {
@@ -200,6 +216,12 @@ impl Diagnostic {
         Diagnostic { severity: Severity::Warning, ..Diagnostic::error(code, message) }
     }
 
+    /// The same fault where the work can go on all the same.
+    pub fn into_warning(mut self) -> Diagnostic {
+        self.severity = Severity::Warning;
+        self
+    }
+
     /// Names the file.
     pub fn file(mut self, file: impl AsRef<Path>) -> Diagnostic {
         self.file = Some(file.as_ref().to_path_buf());
@@ -243,7 +265,7 @@ impl fmt::Display for Diagnostic {
             Severity::Error => "error",
             Severity::Warning => "warning",
         };
-        write!(f, "{severity}[{}]: {}", self.code, self.message)?;
+        write!(f, "{severity}[{}]: {}", self.code, plain(&self.message))?;
         let file = self.file.as_ref().map(|file| match self.line {
             Some(line) => format!("{}:{line}", file.display()),
             None => file.display().to_string(),
@@ -251,18 +273,24 @@ impl fmt::Display for Diagnostic {
         let line = self.line.filter(|_| self.file.is_none()).map(|line| format!("line {line}"));
         let place: Vec<String> = file.into_iter().chain(line).chain(self.subject.clone()).collect();
         if !place.is_empty() {
-            write!(f, "\n  --> {}", place.join(": "))?;
+            write!(f, "\n  --> {}", plain(&place.join(": ")))?;
         }
         for (label, text) in [("need", &self.need), ("have", &self.have)] {
             if let Some(text) = text {
-                write!(f, "\n  = {label}: {text}")?;
+                write!(f, "\n  = {label}: {}", plain(text))?;
             }
         }
         for help in &self.help {
-            write!(f, "\n  = help: {help}")?;
+            write!(f, "\n  = help: {}", plain(help))?;
         }
         Ok(())
     }
+}
+
+/// The text with control characters escaped: names from files must not drive the user's terminal.
+fn plain(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escape).collect()
 }
 
 /// One or more faults that stopped the work.

@@ -3,10 +3,16 @@
 //! The stages are the modules, in the order the data takes: [`front`] reads checkpoints, [`model`]
 //! builds graphs of the [`ir`], later stages rewrite, check, emit and run them.
 
+pub mod back;
+pub mod build;
+pub mod bundle;
 pub mod diag;
+pub mod exec;
 pub mod front;
 pub mod ir;
 pub mod model;
+pub mod pass;
+pub mod target;
 pub mod tensor;
 
 pub use diag::{Code, Diagnostic, Error, Result};

@@ -36,6 +36,12 @@ impl<const N: usize> From<[usize; N]> for Shape {
     }
 }
 
+impl From<&[usize]> for Shape {
+    fn from(dims: &[usize]) -> Shape {
+        Shape(dims.to_vec())
+    }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims: Vec<String> = self.0.iter().map(usize::to_string).collect();
@@ -54,6 +60,9 @@ pub struct SourceFile {
 impl SourceFile {
     /// Maps `path` for reading.
     pub fn open(path: &Path) -> Result<Arc<SourceFile>> {
+        if std::fs::metadata(path).is_ok_and(|kind| !kind.is_file()) {
+            return Err(Diagnostic::error(Code::Unreadable, "the path is not a regular file").file(path).into());
+        }
         let map = MappedFile::open(path)
             .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
         Ok(Arc::new(SourceFile { path: path.to_path_buf(), map }))
@@ -112,7 +121,7 @@ impl Tensor {
     /// `None` unless `heads` divides the rows into even parts.
     pub fn with_interleaved_heads(mut self, heads: usize) -> Option<Tensor> {
         let rows = self.shape.first().copied().unwrap_or(0);
-        if heads == 0 || !rows.is_multiple_of(2 * heads) {
+        if heads == 0 || rows == 0 || !rows.is_multiple_of(2 * heads) {
             return None;
         }
         self.interleaved_heads = Some(heads);
@@ -121,7 +130,7 @@ impl Tensor {
 
     /// Bytes of the whole tensor.
     pub fn byte_len(&self) -> usize {
-        self.stored().len()
+        self.stored_bytes().len()
     }
 
     /// The file that the tensor lies in, if any.
@@ -134,7 +143,7 @@ impl Tensor {
 
     /// The elements in row-major order; borrowed from the file unless rows have to be reordered.
     pub fn bytes(&self) -> Cow<'_, [u8]> {
-        let stored = self.stored();
+        let stored = self.stored_bytes();
         let Some(heads) = self.interleaved_heads else {
             return Cow::Borrowed(stored);
         };
@@ -153,7 +162,22 @@ impl Tensor {
         Cow::Owned(bytes)
     }
 
-    fn stored(&self) -> &[u8] {
+    /// The same tensor with its rows in reading order, so that [`Tensor::bytes`] always borrows: a copy in
+    /// memory if rows have to be reordered, the same handle otherwise.
+    pub fn materialized(&self) -> Tensor {
+        match self.bytes() {
+            Cow::Borrowed(_) => self.clone(),
+            Cow::Owned(bytes) => Tensor {
+                dtype: self.dtype,
+                shape: self.shape.clone(),
+                storage: Storage::Memory(bytes.into()),
+                interleaved_heads: None,
+            },
+        }
+    }
+
+    /// The elements in the order of the file, whose rows may be interleaved; for work that no order changes.
+    pub fn stored_bytes(&self) -> &[u8] {
         match &self.storage {
             Storage::File { file, range } => &file.bytes()[range.clone()],
             Storage::Memory(bytes) => bytes,

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::fields::{Fields, limit};
+use crate::diag::{Code, Diagnostic, Error, Result};
+
 /// The configuration of a model of any family.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case")]
@@ -97,4 +100,63 @@ pub enum RopeScaling {
         /// The divisors.
         factors: Vec<f32>,
     },
+}
+
+impl ModelConfig {
+    /// Checks a configuration that did not come through a front end, e.g. a bundle's.
+    ///
+    /// Errors: numbers out of range, heads that do not group or have no even width.
+    pub fn check(&self) -> Result<()> {
+        let ModelConfig::Llama(config) = self;
+        let ranges = [
+            ("hidden", config.hidden, limit::WIDTH),
+            ("ffn", config.ffn, limit::WIDTH),
+            ("layers", config.layers, limit::LAYERS),
+            ("heads", config.heads, limit::HEADS),
+            ("kv_heads", config.kv_heads, limit::HEADS),
+            ("head_dim", config.head_dim, limit::HEADS),
+            ("vocab", config.vocab, limit::VOCAB),
+            ("max_positions", config.max_positions, limit::POSITIONS),
+        ];
+        let fault = |key: &str, need: String, have: usize| {
+            Diagnostic::error(Code::BadConfig, "a number of the model is not possible")
+                .subject(key)
+                .need(need)
+                .have(have)
+        };
+        let outside = ranges.into_iter().filter(|(_, value, range)| !range.contains(value));
+        let mut faults: Vec<Diagnostic> = outside
+            .map(|(key, value, range)| fault(key, format!("{} to {}", range.start(), range.end()), value))
+            .collect();
+        if faults.is_empty() && !config.heads.is_multiple_of(config.kv_heads) {
+            faults.push(fault("kv_heads", format!("a divisor of heads = {}", config.heads), config.kv_heads));
+        }
+        if !config.head_dim.is_multiple_of(2) {
+            faults.push(fault("head_dim", "an even number".into(), config.head_dim));
+        }
+        if let RopeScaling::Factors { factors } = &config.rope.scaling
+            && factors.len() != config.head_dim / 2
+        {
+            faults.push(fault("rope.scaling.factors", format!("{} of them", config.head_dim / 2), factors.len()));
+        }
+        Error::check(faults)
+    }
+}
+
+/// Checks what no single value shows: heads in whole groups and heads of even width. `keys` are the names of
+/// the query heads, the key/value heads and the head's width in the file. Malformed values are told alone.
+pub(super) fn cross_check(config: &LlamaConfig, keys: [&str; 3], fields: &mut Fields) {
+    if !fields.faults.is_empty() {
+        return;
+    }
+    let [heads, kv_heads, head_dim] = keys;
+    if !config.heads.is_multiple_of(config.kv_heads) {
+        let fault = Diagnostic::error(Code::BadConfig, "the heads do not divide into whole groups");
+        let need = format!("a divisor of {} = {}", fields.path(heads), config.heads);
+        fields.fault(kv_heads, fault.need(need).have(config.kv_heads));
+    }
+    if !config.head_dim.is_multiple_of(2) || config.head_dim == 0 {
+        let fault = Diagnostic::error(Code::BadConfig, "the rotary embedding needs heads of even width");
+        fields.fault(head_dim, fault.need("an even number above zero").have(config.head_dim));
+    }
 }

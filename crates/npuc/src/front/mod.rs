@@ -5,12 +5,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::diag::Diagnostic;
+use serde::Serialize;
+
+use crate::diag::{Code, Diagnostic};
 use crate::tensor::Tensor;
 
 pub mod config;
+mod config_gguf;
+pub mod config_hf;
+mod fields;
+mod finite;
+mod from_gguf;
+mod from_hf;
+pub mod gguf;
+mod layout;
+mod open;
+pub mod safetensors;
+mod vocab_gguf;
+mod weights;
 
 pub use config::ModelConfig;
+pub use finite::non_finite;
+pub use open::open;
 
 /// The file form of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +57,7 @@ pub struct Checkpoint {
 }
 
 /// Token ids that begin and end text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SpecialTokens {
     /// The id that begins a text, if the model has one.
     pub bos: Option<u32>,
@@ -90,4 +106,33 @@ pub struct GgufVocab {
     pub add_space_prefix: Option<bool>,
     /// The chat template, if there is one.
     pub chat_template: Option<String>,
+}
+
+/// Warns of special ids that the model does not have.
+fn outside_vocabulary(special: &SpecialTokens, vocab: usize) -> Option<Diagnostic> {
+    let outside: Vec<String> =
+        special.bos.iter().chain(&special.eos).filter(|id| **id as usize >= vocab).map(u32::to_string).collect();
+    if outside.is_empty() {
+        return None;
+    }
+    let warning = Diagnostic::warning(Code::BadTokenId, "special ids are outside the model's vocabulary");
+    Some(warning.need(format!("ids below {vocab}")).have(name_list(&outside)))
+}
+
+/// Names for a message: the first few, and how many more there are.
+fn name_list<T: AsRef<str>>(names: &[T]) -> String {
+    const SHOWN: usize = 4;
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// The fault of a Git LFS pointer in the place of the file it stands for.
+fn lfs_pointer(file: &[u8]) -> Option<Diagnostic> {
+    file.starts_with(b"version https://git-lfs").then(|| {
+        Diagnostic::error(Code::BadHeader, "the file is a Git LFS pointer, not the content it stands for")
+            .help("run `git lfs pull` in the repository, or download the file itself")
+    })
 }

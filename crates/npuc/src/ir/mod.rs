@@ -14,8 +14,20 @@
 
 use crate::tensor::{DType, Shape};
 
+pub mod build;
+pub mod infer;
 pub mod op;
+pub mod text;
+pub mod verify;
 
+#[cfg(test)]
+pub(crate) mod arbitrary;
+#[cfg(test)]
+pub(crate) mod naive;
+#[cfg(test)]
+mod property_tests;
+
+pub use build::GraphBuilder;
 pub use op::Op;
 
 /// The index of a value in [`Graph::values`].

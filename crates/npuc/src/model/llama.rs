@@ -2,8 +2,13 @@
 //!
 //! The members differ only in what [`LlamaConfig`] says: biases, per-head norms, tied head, rotary scaling.
 
+use std::collections::BTreeMap;
+
+use super::blocks::{AttentionBlock, StepBuilder};
+use super::step::{CacheProtocol, Port, StepShape};
 use super::{Role, WeightSpec};
 use crate::front::config::LlamaConfig;
+use crate::ir::{Graph, Op, Type};
 
 /// The name of the embedding table.
 pub const EMBEDDING: &str = "embed_tokens.weight";
@@ -46,4 +51,40 @@ pub fn weight_specs(config: &LlamaConfig) -> Vec<WeightSpec> {
 
 fn spec(name: String, dims: &[usize], role: Role) -> WeightSpec {
     WeightSpec { name, shape: crate::tensor::Shape(dims.to_vec()), role }
+}
+
+/// The graph of one step; see [`Port`] for what enters and leaves.
+pub fn build_step(
+    config: &LlamaConfig,
+    weights: &BTreeMap<String, Type>,
+    shape: StepShape,
+    protocol: CacheProtocol,
+) -> Graph {
+    let StepShape { tokens, capacity } = shape;
+    let mut step = StepBuilder::new(weights, shape, protocol);
+    let mut x = step.input(Port::Embeds, &[tokens, config.hidden]);
+    let attention = AttentionBlock {
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        qk_norm_eps: config.qk_norm.then_some(config.rms_eps),
+        rope_cos: step.input(Port::RopeCos, &[tokens, config.head_dim / 2]),
+        rope_sin: step.input(Port::RopeSin, &[tokens, config.head_dim / 2]),
+        mask: step.input(Port::Mask, &[tokens, capacity + tokens]),
+    };
+    step.write_mask();
+    for layer in 0..config.layers {
+        let at = |name: &str| format!("layers.{layer}.{name}");
+        let normed = step.rms_norm(&at("input_layernorm"), x, config.rms_eps);
+        let attended = step.attention(&at("self_attn"), layer, normed, &attention);
+        x = step.op(&at("self_attn"), Op::Add {}, &[x, attended]);
+        let normed = step.rms_norm(&at("post_attention_layernorm"), x, config.rms_eps);
+        let fed = step.swiglu(&at("mlp"), normed);
+        x = step.op(&at("mlp"), Op::Add {}, &[x, fed]);
+    }
+    let x = step.rms_norm("norm", x, config.rms_eps);
+    let head = step.weight(if config.tied { EMBEDDING } else { HEAD });
+    let logits = step.op("lm_head", Op::Linear {}, &[x, head]);
+    step.output(Port::Logits, logits);
+    step.finish()
 }

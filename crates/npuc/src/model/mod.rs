@@ -1,9 +1,18 @@
 //! Models: which weights a family has, and the graphs it is made of. Nothing here knows a storage format or a target.
 
+use std::collections::BTreeMap;
+
+use crate::diag::Result;
 use crate::front::ModelConfig;
+use crate::ir::{Graph, Type};
 use crate::tensor::Shape;
 
+pub mod blocks;
 pub mod llama;
+pub mod rope;
+pub mod step;
+
+pub use step::{CacheProtocol, Port, StateKind, StepShape};
 
 /// A weight that a model uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,5 +60,21 @@ impl Role {
 pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
     match config {
         ModelConfig::Llama(config) => llama::weight_specs(config),
+    }
+}
+
+/// The graph of one step of the model over weights of the given types, by canonical name.
+/// Errors: a shape that the model cannot take ([`crate::Code::BadShape`]).
+pub fn build_step(
+    config: &ModelConfig,
+    weights: &BTreeMap<String, Type>,
+    shape: StepShape,
+    protocol: CacheProtocol,
+) -> Result<Graph> {
+    match config {
+        ModelConfig::Llama(config) => {
+            shape.check(config.max_positions)?;
+            Ok(llama::build_step(config, weights, shape, protocol))
+        }
     }
 }

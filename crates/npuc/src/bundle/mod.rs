@@ -1,0 +1,294 @@
+//! Bundles: what a build leaves and a runner opens. `docs/bundle.md` describes the folder.
+//!
+//! Every byte is covered by a hash: the manifest hashes the files and, in its first line, itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::front::config::ModelConfig;
+use crate::ir::{Graph, text, verify};
+use crate::model::{self, CacheProtocol, StepShape};
+use crate::target;
+use crate::tensor::{DType, Shape, SourceFile, Tensor};
+
+pub mod staging;
+pub mod write;
+
+/// The version of the manifest this program reads and writes.
+pub const SCHEMA: u32 = 1;
+/// The manifest's file name.
+pub const MANIFEST: &str = "manifest.json";
+/// The weights' file name.
+pub const WEIGHTS: &str = "weights.bin";
+/// The tokenizer's file name.
+pub const TOKENIZER: &str = "tokenizer.json";
+/// The chat template's file name.
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// What a bundle holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The version of this structure, [`SCHEMA`].
+    pub schema: u32,
+    /// The version of npuc that built it.
+    pub npuc: String,
+    /// The target it was built for.
+    pub target: String,
+    /// How caches travel between steps.
+    pub protocol: CacheProtocol,
+    /// The model's shape.
+    pub model: ModelConfig,
+    /// The files it was built from.
+    pub checkpoint: Vec<FileRecord>,
+    /// One graph per step shape, the one with most tokens first.
+    pub graphs: Vec<GraphRecord>,
+    /// The weights in [`WEIGHTS`].
+    pub weights: Vec<WeightRecord>,
+    /// What the runner needs to know about text.
+    pub text: TextRecord,
+    /// Every other file of the bundle.
+    pub files: Vec<FileRecord>,
+}
+
+/// A file and its hash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileRecord {
+    /// The path inside the bundle or checkpoint, with `/` between folders.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Its SHA-256 in hexadecimal.
+    pub sha256: String,
+}
+
+/// A graph of the bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GraphRecord {
+    /// Its step shape.
+    pub shape: StepShape,
+    /// Its file.
+    pub file: String,
+}
+
+/// A weight inside [`WEIGHTS`]. Weights of equal content share their bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightRecord {
+    /// The canonical name.
+    pub name: String,
+    /// The format's name.
+    pub dtype: String,
+    /// The extents.
+    pub shape: Vec<usize>,
+    /// Where the bytes begin, a multiple of 64.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// The SHA-256 of the bytes in hexadecimal.
+    pub sha256: String,
+}
+
+/// What the runner needs to know about text besides the tokenizer and template files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextRecord {
+    /// The id that begins a text, if the model has one.
+    pub bos: Option<u32>,
+    /// Every id that ends an answer.
+    pub eos: BTreeSet<u32>,
+    /// The texts of special tokens that the chat template may write, by its names for them (`bos_token`, …).
+    pub special_tokens: BTreeMap<String, String>,
+}
+
+/// An opened bundle: verified, with its weights still in the mapped file.
+#[derive(Debug)]
+pub struct Bundle {
+    /// The folder.
+    pub path: PathBuf,
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Its graphs, the one with most tokens first.
+    pub graphs: Vec<(StepShape, Graph)>,
+    /// Its weights by canonical name.
+    pub weights: BTreeMap<String, Tensor>,
+    /// The content of [`TOKENIZER`], if the model has one.
+    pub tokenizer_json: Option<Vec<u8>>,
+    /// The content of [`CHAT_TEMPLATE`], if the model has one.
+    pub chat_template: Option<String>,
+}
+
+/// Whether the folder has a manifest that begins as those of bundles do.
+pub fn is_bundle(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = |file: File| file.take(DIGEST_START.len() as u64).read_to_end(&mut start);
+    File::open(path.join(MANIFEST)).and_then(read).is_ok() && start == DIGEST_START
+}
+
+impl Bundle {
+    /// Opens a bundle and checks every hash.
+    ///
+    /// Errors: a manifest that is malformed or of another schema, a file that is absent, of another size
+    /// or of another hash, a graph that does not parse, a weight that does not lie in its file.
+    pub fn open(path: &Path) -> Result<Bundle> {
+        let manifest = read_manifest(&path.join(MANIFEST))?;
+        let in_manifest = |e: Error| e.in_file(&path.join(MANIFEST));
+        if target::find(&manifest.target).is_err() {
+            let fault = Diagnostic::error(Code::BadBundle, "the bundle is for a target this version does not run");
+            return Err(in_manifest(fault.have(&manifest.target).into()));
+        }
+        manifest.model.check().map_err(in_manifest)?;
+        let faults: Vec<Error> = manifest.files.par_iter().filter_map(|file| check_file(path, file).err()).collect();
+        Error::check(faults.iter().flat_map(Error::diagnostics).cloned().collect())?;
+        let listed = |name: &str| manifest.files.iter().any(|record| record.path == name);
+        let read = |name: &str| listed(name).then(|| read_file(&path.join(name))).transpose();
+        let chat_template = read(CHAT_TEMPLATE)?.map(|bytes| utf8(&path.join(CHAT_TEMPLATE), bytes)).transpose()?;
+        let weights = map_weights(&path.join(WEIGHTS), &manifest.weights)?;
+        check_weights(&manifest.model, &weights).map_err(in_manifest)?;
+        Ok(Bundle {
+            path: path.to_path_buf(),
+            graphs: read_graphs(path, &manifest)?,
+            weights,
+            tokenizer_json: read(TOKENIZER)?,
+            chat_template,
+            manifest,
+        })
+    }
+}
+
+const DIGEST_START: &[u8] = b"{\n  \"digest\": \"";
+const DIGEST_END: &[u8] = b"\",\n";
+const DIGEST_HEX: usize = 64;
+
+#[derive(Deserialize)]
+struct SchemaOnly {
+    schema: u32,
+}
+
+fn read_manifest(path: &Path) -> Result<Manifest> {
+    let bytes = read_file(path)?;
+    let fault = |message: String| Diagnostic::error(Code::BadBundle, message).file(path);
+    let head = DIGEST_START.len() + DIGEST_HEX + DIGEST_END.len();
+    let digest = bytes
+        .get(..head)
+        .and_then(|b| b.strip_prefix(DIGEST_START)?.strip_suffix(DIGEST_END))
+        .ok_or_else(|| fault("the manifest does not begin with its digest".into()))?;
+    let body = &bytes[head..];
+    let actual = hex(&Sha256::digest(body));
+    if digest != actual.as_bytes() {
+        return Err(mismatch(path, &String::from_utf8_lossy(digest), &actual).into());
+    }
+    let json = [b"{".as_slice(), body].concat();
+    let parse_fault = |e: serde_json::Error| fault(format!("the manifest does not parse: {e}"));
+    let SchemaOnly { schema } = serde_json::from_slice(&json).map_err(parse_fault)?;
+    if schema != SCHEMA {
+        let fault = fault("the bundle was built by another version of npuc".into());
+        let fault = fault.need(format!("schema {SCHEMA}")).have(format!("schema {schema}"));
+        return Err(fault.help("build the bundle again with this version").into());
+    }
+    Ok(serde_json::from_slice(&json).map_err(parse_fault)?)
+}
+
+fn check_file(dir: &Path, record: &FileRecord) -> Result<()> {
+    let path = dir.join(&record.path);
+    if !is_inside(&record.path) {
+        return Err(Diagnostic::error(Code::BadBundle, "the manifest names a file outside the bundle")
+            .file(path)
+            .into());
+    }
+    let file = SourceFile::open(&path)?;
+    let have = file.bytes().len() as u64;
+    if have != record.bytes {
+        return Err(Diagnostic::error(Code::HashMismatch, "a file of the bundle has another size than was written")
+            .file(path)
+            .need(format!("{} bytes", record.bytes))
+            .have(format!("{have} bytes"))
+            .help("build the bundle again, or copy it again from where it was whole")
+            .into());
+    }
+    let actual = hex(&Sha256::digest(file.bytes()));
+    if actual == record.sha256 { Ok(()) } else { Err(mismatch(&path, &record.sha256, &actual).into()) }
+}
+
+fn mismatch(path: &Path, need: &str, have: &str) -> Diagnostic {
+    Diagnostic::error(Code::HashMismatch, "a file of the bundle is not the file that was written")
+        .file(path)
+        .need(format!("sha256 {need}"))
+        .have(format!("sha256 {have}"))
+        .help("build the bundle again, or copy it again from where it was whole")
+}
+
+fn is_inside(path: &str) -> bool {
+    Path::new(path).components().all(|part| matches!(part, std::path::Component::Normal(_)))
+}
+
+fn read_graphs(dir: &Path, manifest: &Manifest) -> Result<Vec<(StepShape, Graph)>> {
+    let read = |record: &GraphRecord| {
+        let path = dir.join(&record.file);
+        if !manifest.files.iter().any(|file| file.path == record.file) {
+            return Err(Diagnostic::error(Code::BadBundle, "the manifest has no hash of a graph").file(path).into());
+        }
+        let source = utf8(&path, read_file(&path)?)?;
+        let graph = text::parse(&source).map_err(|e| e.in_file(&path))?;
+        verify::verify(&graph).map_err(|e| e.in_file(&path))?;
+        if graph.name != record.shape.to_string() {
+            let fault = Diagnostic::error(Code::BadBundle, "a graph is of another shape than its record").file(path);
+            return Err(fault.need(record.shape).have(graph.name).into());
+        }
+        Ok((record.shape, graph))
+    };
+    manifest.graphs.iter().map(read).collect()
+}
+
+fn map_weights(path: &Path, records: &[WeightRecord]) -> Result<BTreeMap<String, Tensor>> {
+    let file = SourceFile::open(path)?;
+    let weight = |record: &WeightRecord| {
+        let fault = |message: &str| Diagnostic::error(Code::BadBundle, message).file(path).subject(&record.name);
+        let dtype =
+            DType::from_name(&record.dtype).ok_or_else(|| fault("unknown number format").have(&record.dtype))?;
+        let range = usize::try_from(record.offset).ok().zip(usize::try_from(record.bytes).ok());
+        let range = range.and_then(|(start, len)| Some(start..start.checked_add(len)?));
+        let tensor =
+            range.and_then(|range| Tensor::in_file(dtype, Shape(record.shape.clone()), Arc::clone(&file), range));
+        let tensor = tensor.ok_or_else(|| fault("the weight does not lie in its file with the size of its shape"))?;
+        Ok((record.name.clone(), tensor))
+    };
+    records.iter().map(weight).collect()
+}
+
+/// The weights that the model calls for, in the shapes it calls for.
+fn check_weights(config: &ModelConfig, weights: &BTreeMap<String, Tensor>) -> Result<()> {
+    let lacking = |spec: model::WeightSpec| match weights.get(&spec.name) {
+        Some(tensor) if tensor.shape == spec.shape => None,
+        found => {
+            let fault = Diagnostic::error(Code::BadBundle, "a weight of the model is absent or of another shape");
+            let have = found.map_or("no such weight".into(), |tensor| tensor.shape.to_string());
+            Some(fault.subject(spec.name).need(spec.shape).have(have))
+        }
+    };
+    Error::check(model::weight_specs(config).into_iter().filter_map(lacking).collect())
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path)
+        .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path).into())
+}
+
+fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes)
+        .map_err(|e| Diagnostic::error(Code::BadBundle, format!("the file is not UTF-8: {e}")).file(path).into())
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

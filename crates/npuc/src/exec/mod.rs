@@ -1,0 +1,185 @@
+//! Host execution of any graph, in f32 over weights as they are stored: the reference of everything else.
+//!
+//! All buffers are made when an [`Executor`] is; a run allocates nothing. Threads are those of the
+//! caller's rayon pool, and their number does not change a result.
+
+use std::collections::BTreeMap;
+
+use npuc_kernels::dequant::dequantize_row;
+
+use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::ir::{Def, Graph, Op, Type, ValueId, verify};
+use crate::tensor::{DType, Shape, Tensor};
+
+use place::{Placement, place};
+
+mod ops;
+mod place;
+
+/// Where the elements of an operand are.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// An input port's buffer, by port order.
+    Input(usize),
+    /// A buffer of the executor.
+    Slot(usize),
+    /// A weight that is read as f32 (gains and biases).
+    Const(usize),
+    /// A weight that a kernel reads as stored.
+    Stored(usize),
+}
+
+/// An operand of a step.
+#[derive(Clone, Debug)]
+struct Operand {
+    place: Place,
+    shape: Shape,
+}
+
+/// One operation with all its operands placed.
+#[derive(Debug)]
+struct Step {
+    op: Op,
+    args: Vec<Operand>,
+    slot: usize,
+    shape: Shape,
+}
+
+/// A graph made ready to run on the host.
+#[derive(Debug)]
+pub struct Executor {
+    steps: Vec<Step>,
+    slots: Vec<Vec<f32>>,
+    consts: Vec<Vec<f32>>,
+    stored: Vec<Tensor>,
+    /// Name and element count of each input port.
+    inputs: Vec<(String, usize)>,
+    /// Name, slot and element count of each output port.
+    outputs: Vec<(String, usize, usize)>,
+    kept: BTreeMap<ValueId, (usize, usize)>,
+}
+
+impl Executor {
+    /// Prepares `graph` over `weights`, by name. The values in `keep` can be read after a run.
+    ///
+    /// Errors: a graph that breaks a rule of the IR; a weight that is absent or of another type.
+    pub fn new(graph: &Graph, weights: &BTreeMap<String, Tensor>, keep: &[ValueId]) -> Result<Executor> {
+        verify::verify(graph)?;
+        check_weights(graph, weights)?;
+        let Placement { steps, slots, consts, stored, inputs, outputs, kept } = place(graph, keep);
+        Ok(Executor {
+            steps,
+            slots: slots.into_iter().map(|len| vec![0.0; len]).collect(),
+            consts: consts.iter().map(|name| to_f32(&weights[name])).collect(),
+            stored: stored.iter().map(|name| weights[name].materialized()).collect(),
+            inputs,
+            outputs,
+            kept,
+        })
+    }
+
+    /// Names and element counts of the input ports, in order.
+    pub fn inputs(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.inputs.iter().map(|(name, len)| (name.as_str(), *len))
+    }
+
+    /// Names and element counts of the output ports, in order.
+    pub fn outputs(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.outputs.iter().map(|(name, _, len)| (name.as_str(), *len))
+    }
+
+    /// Computes the graph. `inputs` are the buffers of the ports in order, in as many groups as the
+    /// caller keeps them in.
+    ///
+    /// # Panics
+    /// If a port's buffer is absent or has another length than the port.
+    pub fn run(&mut self, inputs: &[&[Vec<f32>]]) {
+        for (port, (name, len)) in self.inputs.iter().enumerate() {
+            assert_eq!(input(inputs, port).len(), *len, "elements of the port `{name}`");
+        }
+        for step in &self.steps {
+            let mut out = std::mem::take(&mut self.slots[step.slot]);
+            let read = |operand: &'_ Operand| match &operand.place {
+                Place::Input(port) => input(inputs, *port),
+                Place::Slot(slot) => &self.slots[*slot][..elements(&operand.shape)],
+                Place::Const(index) => &self.consts[*index],
+                Place::Stored(_) => unreachable!("only projections take stored weights, and read them as such"),
+            };
+            ops::compute(step, read, &self.stored, &mut out[..elements(&step.shape)]);
+            self.slots[step.slot] = out;
+        }
+    }
+
+    /// The elements of an output port after a run, by port order.
+    pub fn output(&self, port: usize) -> &[f32] {
+        let (_, slot, len) = self.outputs[port];
+        &self.slots[slot][..len]
+    }
+
+    /// The elements of a kept value after a run; `None` if it was not kept.
+    pub fn kept(&self, value: ValueId) -> Option<&[f32]> {
+        self.kept.get(&value).map(|&(slot, len)| &self.slots[slot][..len])
+    }
+}
+
+/// Bytes of the buffers that hold the intermediate values of a graph that keeps the rules of the IR.
+pub fn buffer_bytes(graph: &Graph) -> u64 {
+    place(graph, &[]).slots.iter().map(|&len| (len * size_of::<f32>()) as u64).sum()
+}
+
+fn input<'a>(groups: &[&'a [Vec<f32>]], port: usize) -> &'a [f32] {
+    let mut rest = port;
+    for group in groups {
+        match group.get(rest) {
+            Some(buffer) => return buffer,
+            None => rest -= group.len(),
+        }
+    }
+    panic!("the caller gives a buffer for port {port}")
+}
+
+fn elements(shape: &Shape) -> usize {
+    shape.iter().product()
+}
+
+/// Every weight present, with the graph's format and shape.
+fn check_weights(graph: &Graph, weights: &BTreeMap<String, Tensor>) -> Result<()> {
+    let mut faults = Vec::new();
+    for value in graph.values.iter().filter(|value| value.def == Def::Weight) {
+        let Type { dtype, shape } = &value.ty;
+        match weights.get(&value.name) {
+            None => faults.push(
+                Diagnostic::error(Code::MissingTensor, "the graph uses a weight that is not there")
+                    .subject(&value.name)
+                    .need(format!("{dtype}{shape}")),
+            ),
+            Some(tensor) if tensor.dtype != *dtype || tensor.shape != *shape => faults.push(
+                Diagnostic::error(Code::WrongShape, "a weight has another type than the graph says")
+                    .subject(&value.name)
+                    .need(format!("{dtype}{shape}"))
+                    .have(format!("{}{}", tensor.dtype, tensor.shape)),
+            ),
+            Some(_) => {}
+        }
+    }
+    Error::check(faults)
+}
+
+/// All elements of a weight as f32.
+pub fn to_f32(tensor: &Tensor) -> Vec<f32> {
+    let mut out = vec![0.0; elements(&tensor.shape)];
+    let cols = tensor.shape.last().copied().unwrap_or(1);
+    let bytes = tensor.bytes();
+    let row_bytes = row_bytes(tensor.dtype, cols);
+    for (row, out) in bytes.chunks_exact(row_bytes).zip(out.chunks_exact_mut(cols)) {
+        dequantize_row(tensor.dtype, row, out);
+    }
+    out
+}
+
+fn row_bytes(dtype: DType, cols: usize) -> usize {
+    dtype.row_bytes(cols).expect("a tensor's rows hold whole blocks")
+}
+
+#[cfg(test)]
+mod tests;

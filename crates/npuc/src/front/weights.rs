@@ -1,0 +1,279 @@
+//! From the tensors that a file lists to the weights that the model uses: names, head, shapes, leftovers.
+//!
+//! What is stored decides, not what the configuration says about it: a tied head is one that is not stored.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::config::{LlamaArchitecture, LlamaConfig};
+use super::{ModelConfig, Source, name_list};
+use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::model::llama::{EMBEDDING, HEAD};
+use crate::model::{Role, WeightSpec, weight_specs};
+use crate::tensor::Tensor;
+
+/// A tensor as a checkpoint lists it.
+pub(super) struct Listed {
+    /// The name in the file.
+    pub(super) stored: String,
+    /// The tensor, or the name of its element type if npuc does not read it.
+    pub(super) tensor: Result<Tensor, String>,
+}
+
+/// The weights of a checkpoint by canonical name.
+pub(super) struct Settled {
+    pub(super) tensors: BTreeMap<String, Tensor>,
+    pub(super) warnings: Vec<Diagnostic>,
+}
+
+/// Finds every weight that the model uses among those listed and decides whether the head is tied.
+///
+/// # Errors
+/// Two tensors for one weight, absent weights, wrong shapes, types that npuc does not read, and a head that
+/// is neither stored nor tied; all at once.
+pub(super) fn settle(config: &mut LlamaConfig, source: Source, listed: Vec<Listed>) -> Result<Settled> {
+    let mut faults = Vec::new();
+    let mut unused = Vec::new();
+    let mut by_name: BTreeMap<String, Listed> = BTreeMap::new();
+    for tensor in listed {
+        let Some(name) = canonical(source, &tensor.stored) else {
+            unused.push(tensor.stored);
+            continue;
+        };
+        if let Some(other) = by_name.insert(name, tensor) {
+            faults.push(
+                Diagnostic::error(Code::DuplicateName, "two tensors are the same weight of the model")
+                    .subject(other.stored),
+            );
+        }
+    }
+    let mut warnings = Vec::new();
+    match source {
+        Source::Gguf => config.tied = !by_name.contains_key(HEAD),
+        Source::HuggingFace => match settle_head(config.tied, &mut by_name) {
+            Ok((tied, warning)) => {
+                config.tied = tied;
+                warnings.extend(warning);
+            }
+            Err(fault) => {
+                // The head is accounted for by this fault, so its absence is not told again.
+                config.tied = true;
+                faults.push(*fault);
+            }
+        },
+    }
+    let (tensors, more) = select(config, source, &mut by_name);
+    faults.extend(more);
+    Error::check(faults)?;
+    unused.extend(by_name.into_values().map(|tensor| tensor.stored));
+    warnings.extend(unused_warning(&unused));
+    Ok(Settled { tensors, warnings })
+}
+
+/// Whether the head is tied, by what is stored first and `tie_word_embeddings` second.
+fn settle_head(
+    said_tied: bool,
+    by_name: &mut BTreeMap<String, Listed>,
+) -> Result<(bool, Option<Diagnostic>), Box<Diagnostic>> {
+    let (head, embedding) = (stored_name(Source::HuggingFace, HEAD), stored_name(Source::HuggingFace, EMBEDDING));
+    let warning = |message: &str| Some(Diagnostic::warning(Code::TiedHead, message).subject(&head));
+    match (said_tied, by_name.get(EMBEDDING), by_name.get(HEAD)) {
+        (true, Some(_), None) => Ok((true, None)),
+        (false, Some(_), Some(_)) => Ok((false, None)),
+        (true, Some(table), Some(stored)) if same(table, stored) => {
+            by_name.remove(HEAD);
+            Ok((
+                true,
+                warning("the head is tied and stored all the same; it equals the embedding table, which is used"),
+            ))
+        }
+        (true, Some(_), Some(_)) => {
+            Ok((false, warning("the configuration ties the head, but another one is stored; the stored head is used")))
+        }
+        (said_tied, None, Some(_)) => {
+            // Where this is a fault, the embedding table is accounted for and not told as missing as well.
+            if let Some(stored) = by_name.remove(HEAD) {
+                by_name.insert(EMBEDDING.into(), stored);
+            }
+            if said_tied {
+                Ok((true, warning("only the head of a tied pair is stored; it is used as the embedding table too")))
+            } else {
+                Err(half_of_a_pair("the embedding table is not stored and not tied to the head", &embedding, &head))
+            }
+        }
+        (false, Some(_), None) => Err(half_of_a_pair("the head is not tied and not stored", &head, &embedding)),
+        // What is absent is told with the other weights.
+        (said_tied, None, None) => Ok((said_tied, None)),
+    }
+}
+
+/// The fault of one stored half of a pair that is said to be untied.
+fn half_of_a_pair(message: &str, absent: &str, present: &str) -> Box<Diagnostic> {
+    Box::new(
+        Diagnostic::error(Code::TiedHead, message)
+            .subject("tie_word_embeddings")
+            .need(format!("{absent}, because tie_word_embeddings is false"))
+            .have(format!("{present} only"))
+            .help("if the model's head is its embedding table, set \"tie_word_embeddings\": true in config.json")
+            .help(format!("otherwise export the model again with {absent}")),
+    )
+}
+
+/// Whether two stored tensors are equal; reads both.
+fn same(a: &Listed, b: &Listed) -> bool {
+    match (&a.tensor, &b.tensor) {
+        (Ok(a), Ok(b)) => a.dtype == b.dtype && a.shape == b.shape && a.bytes() == b.bytes(),
+        (Err(_), _) | (_, Err(_)) => false,
+    }
+}
+
+/// Takes the weights of the model out of `by_name` and checks them. Equal faults are told once.
+fn select(
+    config: &LlamaConfig,
+    source: Source,
+    by_name: &mut BTreeMap<String, Listed>,
+) -> (BTreeMap<String, Tensor>, Vec<Diagnostic>) {
+    let mut tensors = BTreeMap::new();
+    let mut groups: Vec<(Misfit, Vec<String>)> = Vec::new();
+    for spec in weight_specs(&ModelConfig::Llama(config.clone())) {
+        let listed = by_name.remove(&spec.name);
+        let stored = listed.as_ref().map_or_else(|| stored_name(source, &spec.name), |listed| listed.stored.clone());
+        match check(&spec, listed).and_then(|tensor| in_order(config, source, &spec.name, tensor)) {
+            Ok(tensor) => {
+                tensors.insert(spec.name, tensor);
+            }
+            Err(misfit) => match groups.iter_mut().find(|(known, _)| *known == misfit) {
+                Some((_, names)) => names.push(stored),
+                None => groups.push((misfit, vec![stored])),
+            },
+        }
+    }
+    let faults = groups.into_iter().map(|(misfit, names)| {
+        let fault = Diagnostic::error(misfit.code, misfit.message).subject(name_list(&names)).need(misfit.need);
+        misfit.have.into_iter().fold(fault, Diagnostic::have)
+    });
+    (tensors, faults.collect())
+}
+
+/// Why a stored tensor is not what the model needs; the same for many tensors.
+#[derive(PartialEq)]
+struct Misfit {
+    code: Code,
+    message: &'static str,
+    need: String,
+    have: Option<String>,
+}
+
+/// The tensor if it is what `spec` needs.
+fn check(spec: &WeightSpec, listed: Option<Listed>) -> Result<Tensor, Misfit> {
+    let misfit = |code, message, need: &dyn fmt::Display, have| Misfit { code, message, need: need.to_string(), have };
+    let Some(listed) = listed else {
+        let message = "tensors that the model needs are absent";
+        return Err(misfit(Code::MissingTensor, message, &format_args!("shape {}", spec.shape), None));
+    };
+    let plain = "F32, F16 or BF16";
+    let tensor = listed.tensor.map_err(|dtype| {
+        let message = "tensors are stored in a format that npuc does not read";
+        misfit(Code::UnknownTensorType, message, &plain, Some(dtype))
+    })?;
+    if tensor.shape != spec.shape {
+        let message = "tensors have another shape than the configuration says";
+        return Err(misfit(Code::WrongShape, message, &spec.shape, Some(tensor.shape.to_string())));
+    }
+    match spec.role {
+        Role::Norm | Role::Bias if tensor.dtype.is_block() => {
+            let message = "norms or biases are stored in a block format";
+            Err(misfit(Code::UnknownTensorType, message, &plain, Some(tensor.dtype.to_string())))
+        }
+        Role::Norm | Role::Bias | Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => Ok(tensor),
+    }
+}
+
+/// Undoes the interleaving of the query and key rows that GGUF files of the architecture `llama` have.
+fn in_order(config: &LlamaConfig, source: Source, name: &str, tensor: Tensor) -> Result<Tensor, Misfit> {
+    if source != Source::Gguf || config.architecture != LlamaArchitecture::Llama {
+        return Ok(tensor);
+    }
+    let heads = if name.contains(".self_attn.q_proj.") {
+        config.heads
+    } else if name.contains(".self_attn.k_proj.") {
+        config.kv_heads
+    } else {
+        return Ok(tensor);
+    };
+    let shape = tensor.shape.to_string();
+    tensor.with_interleaved_heads(heads).ok_or_else(|| Misfit {
+        code: Code::WrongShape,
+        message: "rows do not divide into heads of even width",
+        need: format!("{heads} heads"),
+        have: Some(shape),
+    })
+}
+
+fn unused_warning(unused: &[String]) -> Option<Diagnostic> {
+    let message = match unused.len() {
+        0 => return None,
+        1 => "the checkpoint has 1 tensor that the model does not use".to_owned(),
+        n => format!("the checkpoint has {n} tensors that the model does not use"),
+    };
+    Some(Diagnostic::warning(Code::UnusedTensors, message).subject(name_list(unused)))
+}
+
+/// The tensors of GGUF files and the modules of Hugging Face models, outside and inside layers.
+const OUTER: [(&str, &str); 3] = [("token_embd", "embed_tokens"), ("output_norm", "norm"), ("output", "lm_head")];
+const LAYER: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// The canonical name of a stored tensor; `None` if the form of file has no such weight.
+fn canonical(source: Source, stored: &str) -> Option<String> {
+    match source {
+        Source::HuggingFace => Some(stored.strip_prefix("model.").unwrap_or(stored).to_owned()),
+        Source::Gguf => {
+            let (prefix, rest, table) = split_layer(stored, "blk.");
+            let (module, kind) = rest.rsplit_once('.')?;
+            let (_, name) = table.iter().find(|(gguf, _)| *gguf == module)?;
+            Some(match prefix {
+                Some(layer) => format!("layers.{layer}.{name}.{kind}"),
+                None => format!("{name}.{kind}"),
+            })
+        }
+    }
+}
+
+/// The name that the form of file gives a canonical name.
+pub(super) fn stored_name(source: Source, canonical: &str) -> String {
+    match source {
+        Source::HuggingFace if canonical == HEAD => canonical.to_owned(),
+        Source::HuggingFace => format!("model.{canonical}"),
+        Source::Gguf => {
+            let (prefix, rest, table) = split_layer(canonical, "layers.");
+            let (module, kind) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
+            let gguf = table.iter().find(|(_, name)| *name == module).map_or(module, |(gguf, _)| gguf);
+            match prefix {
+                Some(layer) => format!("blk.{layer}.{gguf}.{kind}"),
+                None => format!("{gguf}.{kind}"),
+            }
+        }
+    }
+}
+
+type Table = [(&'static str, &'static str)];
+
+/// A name without its layer, the layer if it has one, and the table that the rest is looked up in.
+fn split_layer<'n>(name: &'n str, prefix: &str) -> (Option<&'n str>, &'n str, &'static Table) {
+    match name.strip_prefix(prefix).and_then(|rest| rest.split_once('.')) {
+        Some((number, rest)) => (Some(number), rest, &LAYER),
+        None => (None, name, &OUTER),
+    }
+}

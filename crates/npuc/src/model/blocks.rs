@@ -1,0 +1,203 @@
+//! The blocks that transformer families share, written against a [`StepBuilder`].
+//!
+//! A weight's format comes with its type from the caller: blocks name weights and never ask how they are stored.
+
+use std::collections::BTreeMap;
+
+use super::step::{CacheProtocol, Port, StateKind, StepShape};
+use crate::ir::build::GraphBuilder;
+use crate::ir::{Graph, Op, Type, ValueId};
+
+/// Builds the graph of one step.
+pub struct StepBuilder<'a> {
+    graph: GraphBuilder,
+    weights: &'a BTreeMap<String, Type>,
+    /// The step's shape.
+    pub shape: StepShape,
+    protocol: CacheProtocol,
+    write_mask: Option<ValueId>,
+}
+
+/// The attention of one layer: its sizes and the step's rotary tables and mask.
+pub struct AttentionBlock {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// The epsilon of the per-head norms of queries and keys, where the model has them.
+    pub qk_norm_eps: Option<f32>,
+    /// `[tokens, head_dim / 2]`.
+    pub rope_cos: ValueId,
+    /// `[tokens, head_dim / 2]`.
+    pub rope_sin: ValueId,
+    /// `[tokens, capacity + tokens]`.
+    pub mask: ValueId,
+}
+
+impl<'a> StepBuilder<'a> {
+    /// An empty graph named after its shape.
+    pub fn new(weights: &'a BTreeMap<String, Type>, shape: StepShape, protocol: CacheProtocol) -> StepBuilder<'a> {
+        let graph = GraphBuilder::new(shape.to_string());
+        StepBuilder { graph, weights, shape, protocol, write_mask: None }
+    }
+
+    /// An input port.
+    pub fn input(&mut self, port: Port, dims: &[usize]) -> ValueId {
+        self.graph.input(port.to_string(), dims)
+    }
+
+    /// The port that tells where new rows enter the caches, where the protocol has one.
+    pub fn write_mask(&mut self) {
+        match self.protocol {
+            CacheProtocol::Append | CacheProtocol::Shift => {}
+            CacheProtocol::OneHot => {
+                let dims = [1, self.shape.capacity, self.shape.tokens];
+                self.write_mask = Some(self.input(Port::WriteMask, &dims));
+            }
+        }
+    }
+
+    /// An output port.
+    pub fn output(&mut self, port: Port, value: ValueId) {
+        self.graph.output(port.to_string(), value);
+    }
+
+    /// The finished graph.
+    pub fn finish(self) -> Graph {
+        self.graph.finish()
+    }
+
+    /// A weight by its canonical name.
+    ///
+    /// # Panics
+    /// If the weights lack the name: callers bind every [`super::WeightSpec`] first.
+    pub fn weight(&mut self, name: &str) -> ValueId {
+        let ty = self.weights.get(name).unwrap_or_else(|| panic!("the weight `{name}` is bound before building"));
+        self.graph.weight(name, ty.dtype, ty.shape.clone())
+    }
+
+    /// One operation, named by its place in the model.
+    pub fn op(&mut self, path: &str, op: Op, args: &[ValueId]) -> ValueId {
+        self.graph.op(path, op, args)
+    }
+
+    /// `x · Wᵀ (+ b)` with the weights `<path>.weight` and, if the model has it, `<path>.bias`.
+    pub fn linear(&mut self, path: &str, x: ValueId) -> ValueId {
+        let mut args = vec![x, self.weight(&format!("{path}.weight"))];
+        let bias = format!("{path}.bias");
+        if self.weights.contains_key(&bias) {
+            args.push(self.weight(&bias));
+        }
+        self.op(path, Op::Linear {}, &args)
+    }
+
+    /// RMS normalisation of the last axis with the gain `<path>.weight`.
+    pub fn rms_norm(&mut self, path: &str, x: ValueId, eps: f32) -> ValueId {
+        let gain = self.weight(&format!("{path}.weight"));
+        self.op(path, Op::RmsNorm { eps }, &[x, gain])
+    }
+
+    /// `down(silu(gate(x)) · up(x))` with the projections below `path`; `[tokens, hidden]` in and out.
+    pub fn swiglu(&mut self, path: &str, x: ValueId) -> ValueId {
+        let gate = self.linear(&format!("{path}.gate_proj"), x);
+        let gate = self.op(path, Op::Silu {}, &[gate]);
+        let up = self.linear(&format!("{path}.up_proj"), x);
+        let product = self.op(path, Op::Mul {}, &[gate, up]);
+        self.linear(&format!("{path}.down_proj"), product)
+    }
+
+    /// Rotary attention over the layer's cache with the projections below `path`; `[tokens, hidden]` in and out.
+    pub fn attention(&mut self, path: &str, layer: usize, x: ValueId, block: &AttentionBlock) -> ValueId {
+        let cache = [block.kv_heads, self.shape.capacity, block.head_dim];
+        let past_k = self.input(Port::Past(StateKind::Key, layer), &cache);
+        let past_v = self.input(Port::Past(StateKind::Value, layer), &cache);
+        let q = self.projected_heads(path, "q", x, block.heads, block);
+        let k = self.projected_heads(path, "k", x, block.kv_heads, block);
+        let v = self.linear(&format!("{path}.v_proj"), x);
+        let v = self.split_heads(&format!("{path}.v_proj"), v, block.kv_heads, block.head_dim);
+
+        let scale = 1.0 / (block.head_dim as f32).sqrt();
+        let attended = self.op(path, Op::Attention { scale }, &[q, past_k, past_v, k, v, block.mask]);
+        self.store(path, StateKind::Key, layer, past_k, k, block);
+        self.store(path, StateKind::Value, layer, past_v, v, block);
+
+        let rows = self.op(path, Op::Transpose { perm: vec![1, 0, 2] }, &[attended]);
+        let width = block.heads * block.head_dim;
+        let rows = self.op(path, Op::Reshape { shape: vec![self.shape.tokens, width] }, &[rows]);
+        self.linear(&format!("{path}.o_proj"), rows)
+    }
+
+    /// Queries or keys `[heads, tokens, head_dim]`: projected, normalised where the model does, turned.
+    fn projected_heads(
+        &mut self,
+        path: &str,
+        which: &str,
+        x: ValueId,
+        heads: usize,
+        block: &AttentionBlock,
+    ) -> ValueId {
+        let name = format!("{path}.{which}_proj");
+        let rows = self.linear(&name, x);
+        let mut rows = self.split_heads(&name, rows, heads, block.head_dim);
+        if let Some(eps) = block.qk_norm_eps {
+            rows = self.rms_norm(&format!("{path}.{which}_norm"), rows, eps);
+        }
+        self.op(&name, Op::Rope {}, &[rows, block.rope_cos, block.rope_sin])
+    }
+
+    /// `[tokens, heads · head_dim]` to `[heads, tokens, head_dim]`.
+    fn split_heads(&mut self, path: &str, x: ValueId, heads: usize, head_dim: usize) -> ValueId {
+        let shape = vec![self.shape.tokens, heads, head_dim];
+        let x = self.op(path, Op::Reshape { shape }, &[x]);
+        self.op(path, Op::Transpose { perm: vec![1, 0, 2] }, &[x])
+    }
+
+    /// Lets the step's new rows `[kv_heads, tokens, head_dim]` leave as the protocol says.
+    fn store(
+        &mut self,
+        path: &str,
+        kind: StateKind,
+        layer: usize,
+        past: ValueId,
+        new: ValueId,
+        block: &AttentionBlock,
+    ) {
+        let StepShape { tokens, capacity } = self.shape;
+        match self.protocol {
+            CacheProtocol::Append => self.output(Port::New(kind, layer), new),
+            CacheProtocol::Shift if tokens == capacity => self.output(Port::Next(kind, layer), new),
+            CacheProtocol::Shift => {
+                let slice = Op::Slice { axis: 1, start: tokens, len: capacity - tokens };
+                let kept = self.op(path, slice, &[past]);
+                let next = self.op(path, Op::Concat { axis: 1 }, &[kept, new]);
+                self.output(Port::Next(kind, layer), next);
+            }
+            CacheProtocol::OneHot => {
+                let mask = self.write_mask.expect("the family declares the write mask before its layers");
+                let written = self.op(path, Op::Sum { axis: 2 }, &[mask]);
+                let keep = self.op(path, Op::Affine { scale: -1.0, offset: 1.0 }, &[written]);
+                let kept = self.op(path, Op::Mul {}, &[past, keep]);
+                let placed = self.placed_rows(path, mask, new, block);
+                let next = self.op(path, Op::Add {}, &[kept, placed]);
+                self.output(Port::Next(kind, layer), next);
+            }
+        }
+    }
+
+    /// New rows at their places in a cache of zeros, `[kv_heads, capacity, head_dim]`.
+    fn placed_rows(&mut self, path: &str, mask: ValueId, new: ValueId, block: &AttentionBlock) -> ValueId {
+        let StepShape { tokens, capacity } = self.shape;
+        if tokens == 1 {
+            return self.op(path, Op::Mul {}, &[mask, new]);
+        }
+        let width = block.kv_heads * block.head_dim;
+        let mask = self.op(path, Op::Reshape { shape: vec![capacity, tokens] }, &[mask]);
+        let rows = self.op(path, Op::Transpose { perm: vec![1, 0, 2] }, &[new]);
+        let rows = self.op(path, Op::Reshape { shape: vec![tokens, width] }, &[rows]);
+        let placed = self.op(path, Op::MatMul { transpose_b: false }, &[mask, rows]);
+        let placed = self.op(path, Op::Reshape { shape: vec![capacity, block.kv_heads, block.head_dim] }, &[placed]);
+        self.op(path, Op::Transpose { perm: vec![1, 0, 2] }, &[placed])
+    }
+}

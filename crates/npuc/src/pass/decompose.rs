@@ -1,0 +1,112 @@
+//! The transformer's own operations in plain ones, all of rank 4 at most, for targets that lack them.
+
+use super::{NewOps, Patch, Source};
+use crate::ir::{Def, Graph, Op, ValueId};
+
+/// Rewrites every operation that has a plain form, or those of the name `only`.
+pub(super) fn patches(graph: &Graph, only: Option<&str>) -> Vec<Patch> {
+    let wanted = |op: &Op| only.is_none_or(|only| op.name() == only);
+    let patch = |id| match &graph.value(id).def {
+        Def::Op { op, args } if wanted(op) => patch(graph, id, op, args),
+        Def::Op { .. } | Def::Input | Def::Weight => None,
+    };
+    graph.ids().filter_map(patch).collect()
+}
+
+fn patch(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Patch> {
+    let shapes: Vec<&[usize]> = args.iter().map(|&arg| &*graph.value(arg).ty.shape).collect();
+    let args: Vec<Source> = args.iter().copied().map(Source::Old).collect();
+    let mut ops = NewOps::default();
+    let result = match op {
+        Op::Attention { scale } => attention(&mut ops, &args, &shapes, *scale),
+        Op::RmsNorm { eps } => rms_norm(&mut ops, &args, &shapes, *eps),
+        Op::Rope {} => rope(&mut ops, &args, &shapes),
+        Op::Softmax {} => softmax(&mut ops, &args, &shapes),
+        Op::Silu {} => silu(&mut ops, &args),
+        Op::Linear {}
+        | Op::MatMul { .. }
+        | Op::Sigmoid {}
+        | Op::Exp {}
+        | Op::Rsqrt {}
+        | Op::Affine { .. }
+        | Op::Add {}
+        | Op::Sub {}
+        | Op::Mul {}
+        | Op::Div {}
+        | Op::Sum { .. }
+        | Op::Mean { .. }
+        | Op::Max { .. }
+        | Op::Concat { .. }
+        | Op::Slice { .. }
+        | Op::Reshape { .. }
+        | Op::Transpose { .. } => None,
+    }?;
+    let name = &graph.value(id).name;
+    let place = if name.is_empty() { String::new() } else { format!(" of {name}") };
+    let reason = format!("`{}` {id}{place} has a plain form", op.name());
+    Some(Patch { reason, target: id, ops, result })
+}
+
+/// The heads that share a key/value head become the rows of one matrix, so that no key or value is repeated
+/// and no axis is added: `[heads, t, d]` is `[kv, group · t, d]`. The scale is applied to the queries, which
+/// are fewer than the scores.
+fn attention(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]], scale: f32) -> Option<Source> {
+    let &[q, past_k, past_v, new_k, new_v, mask] = args else { return None };
+    let &[&[heads, tokens, dim], &[kv, capacity, _], ..] = shapes else { return None };
+    let (group, total) = (heads / kv, capacity + tokens);
+    let reshape = |ops: &mut NewOps, x, shape: &[usize]| ops.op(Op::Reshape { shape: shape.to_vec() }, &[x]);
+
+    let q = ops.op(Op::Affine { scale, offset: 0.0 }, &[q]);
+    let q = reshape(ops, q, &[kv, group * tokens, dim]);
+    let k = ops.op(Op::Concat { axis: 1 }, &[past_k, new_k]);
+    let scores = ops.op(Op::MatMul { transpose_b: true }, &[q, k]);
+    let scores = reshape(ops, scores, &[kv, group, tokens, total]);
+    let scores = ops.op(Op::Add {}, &[scores, mask]);
+    let weights = ops.op(Op::Softmax {}, &[scores]);
+    let weights = reshape(ops, weights, &[kv, group * tokens, total]);
+    let v = ops.op(Op::Concat { axis: 1 }, &[past_v, new_v]);
+    let mixed = ops.op(Op::MatMul { transpose_b: false }, &[weights, v]);
+    Some(reshape(ops, mixed, &[heads, tokens, dim]))
+}
+
+fn rms_norm(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]], eps: f32) -> Option<Source> {
+    let &[x, gain] = args else { return None };
+    let axis = shapes.first()?.len().checked_sub(1)?;
+    let squares = ops.op(Op::Mul {}, &[x, x]);
+    let mean = ops.op(Op::Mean { axis }, &[squares]);
+    let mean = ops.op(Op::Affine { scale: 1.0, offset: eps }, &[mean]);
+    let factor = ops.op(Op::Rsqrt {}, &[mean]);
+    let normed = ops.op(Op::Mul {}, &[x, factor]);
+    Some(ops.op(Op::Mul {}, &[normed, gain]))
+}
+
+fn rope(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]]) -> Option<Source> {
+    let &[x, cos, sin] = args else { return None };
+    let (&dim, outer) = shapes.first()?.split_last()?;
+    let (axis, len) = (outer.len(), dim / 2);
+    let low = ops.op(Op::Slice { axis, start: 0, len }, &[x]);
+    let high = ops.op(Op::Slice { axis, start: len, len }, &[x]);
+    let mut product = |a, b| ops.op(Op::Mul {}, &[a, b]);
+    let (low_cos, high_sin) = (product(low, cos), product(high, sin));
+    let (high_cos, low_sin) = (product(high, cos), product(low, sin));
+    let new_low = ops.op(Op::Sub {}, &[low_cos, high_sin]);
+    let new_high = ops.op(Op::Add {}, &[high_cos, low_sin]);
+    Some(ops.op(Op::Concat { axis }, &[new_low, new_high]))
+}
+
+/// The largest element is taken off first, so that no exponential overflows.
+fn softmax(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]]) -> Option<Source> {
+    let &[x] = args else { return None };
+    let axis = shapes.first()?.len().checked_sub(1)?;
+    let max = ops.op(Op::Max { axis }, &[x]);
+    let below = ops.op(Op::Sub {}, &[x, max]);
+    let exp = ops.op(Op::Exp {}, &[below]);
+    let sum = ops.op(Op::Sum { axis }, &[exp]);
+    Some(ops.op(Op::Div {}, &[exp, sum]))
+}
+
+fn silu(ops: &mut NewOps, args: &[Source]) -> Option<Source> {
+    let &[x] = args else { return None };
+    let sigmoid = ops.op(Op::Sigmoid {}, &[x]);
+    Some(ops.op(Op::Mul {}, &[x, sigmoid]))
+}

@@ -1,0 +1,272 @@
+//! Rewriting graphs. A pass only reads a graph and returns patches, each with its reason; [`apply`] is the
+//! one place that makes a new graph of them, and [`run`] verifies every graph that a pass leaves.
+
+use crate::diag::{Code, Diagnostic, Result};
+use crate::ir::infer::infer;
+use crate::ir::verify::verify;
+use crate::ir::{Def, Graph, Op, Output, Type, Value, ValueId};
+
+mod decompose;
+mod simplify;
+
+macro_rules! passes {
+    ($(#[doc = $doc:literal] $name:ident $text:literal,)+) => {
+        /// A rewrite that keeps the meaning of every output.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Pass { $(#[doc = $doc] $name,)+ }
+
+        impl Pass {
+            /// Every pass, in the order of the enum.
+            pub const ALL: &'static [Pass] = &[$(Pass::$name,)+];
+
+            /// The name used on the command line, e.g. `decompose-rope`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Pass::$name => $text,)+ }
+            }
+
+            /// What it does, in one line.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Pass::$name => $doc.trim_ascii(),)+ }
+            }
+        }
+    };
+}
+
+passes! {
+    /// Drops what changes nothing or is never used, and computes equal things once.
+    Simplify "simplify",
+    /// Writes attention as two matrix products around a softmax.
+    DecomposeAttention "decompose-attention",
+    /// Writes rms_norm as a mean of squares, a reciprocal root and two products.
+    DecomposeRmsNorm "decompose-rms-norm",
+    /// Writes rope as products of the two halves of every row.
+    DecomposeRope "decompose-rope",
+    /// Writes softmax as an exponential over its sum.
+    DecomposeSoftmax "decompose-softmax",
+    /// Writes silu as a product with a sigmoid.
+    DecomposeSilu "decompose-silu",
+    /// Writes all of attention, rms_norm, rope, softmax and silu in plain operations.
+    Decompose "decompose",
+}
+
+impl Pass {
+    /// The pass of that [`Pass::name`].
+    ///
+    /// # Errors
+    /// [`Code::BadArgument`] with the names that there are.
+    pub fn parse(name: &str) -> Result<Pass> {
+        Pass::ALL.iter().copied().find(|pass| pass.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = Pass::ALL.iter().map(|pass| pass.name()).collect();
+            Diagnostic::error(Code::BadArgument, format!("there is no pass `{name}`")).need(known.join(", ")).into()
+        })
+    }
+
+    /// What the pass would change in a verified graph.
+    fn patches(self, graph: &Graph) -> Vec<Patch> {
+        match self {
+            Pass::Simplify => simplify::patches(graph),
+            Pass::DecomposeAttention => decompose::patches(graph, Some("attention")),
+            Pass::DecomposeRmsNorm => decompose::patches(graph, Some("rms_norm")),
+            Pass::DecomposeRope => decompose::patches(graph, Some("rope")),
+            Pass::DecomposeSoftmax => decompose::patches(graph, Some("softmax")),
+            Pass::DecomposeSilu => decompose::patches(graph, Some("silu")),
+            Pass::Decompose => decompose::patches(graph, None),
+        }
+    }
+}
+
+/// An operand inside a patch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A value of the graph, defined before the patch's target.
+    Old(ValueId),
+    /// The result of the patch's operation of that index.
+    New(usize),
+}
+
+/// The operations that a patch adds, in order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NewOps(Vec<(Op, Vec<Source>)>);
+
+impl NewOps {
+    /// Adds an operation and gives its result.
+    pub fn op(&mut self, op: Op, args: &[Source]) -> Source {
+        self.0.push((op, args.to_vec()));
+        Source::New(self.0.len() - 1)
+    }
+}
+
+/// One change: an operation's result is taken from somewhere else.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patch {
+    /// Why, for reports.
+    pub reason: String,
+    /// The operation that is replaced.
+    pub target: ValueId,
+    /// New operations, which take the place and the path of the target.
+    pub ops: NewOps,
+    /// What takes the target's place in its users; of the same type.
+    pub result: Source,
+}
+
+impl Patch {
+    /// Lets the users of `target` use the earlier value `to`.
+    pub fn redirect(target: ValueId, to: ValueId, reason: String) -> Patch {
+        Patch { reason, target, ops: NewOps::default(), result: Source::Old(to) }
+    }
+
+    /// Computes `target` by the operations that `build` adds; `build` returns the result.
+    pub fn compute(target: ValueId, reason: String, build: impl FnOnce(&mut NewOps) -> Source) -> Patch {
+        let mut ops = NewOps::default();
+        let result = build(&mut ops);
+        Patch { reason, target, ops, result }
+    }
+}
+
+/// Rounds after which a pass that still finds something to do is stopped. Patches of one round apply to the
+/// whole graph, so that chains shrink by half or more in each.
+const MAX_ROUNDS: usize = 64;
+
+/// Runs the passes in order, each until it finds nothing more to do, and verifies the graph before the
+/// first and after each. `observer` is then told the pass, the graph it left and the reasons of its changes.
+///
+/// # Errors
+/// What [`verify`] finds, and [`Code::IrInvalid`] for a rewrite that cannot be typed (a new value would be
+/// too large to address) or a pass that does not come to an end.
+pub fn run(graph: Graph, passes: &[Pass], mut observer: impl FnMut(Pass, &Graph, &[String])) -> Result<Graph> {
+    verify(&graph)?;
+    let mut graph = graph;
+    for &pass in passes {
+        let mut reasons = Vec::new();
+        graph = to_fixpoint(graph, pass, &mut reasons)?;
+        verify(&graph)?;
+        observer(pass, &graph, &reasons);
+    }
+    Ok(graph)
+}
+
+fn to_fixpoint(mut graph: Graph, pass: Pass, reasons: &mut Vec<String>) -> Result<Graph> {
+    for _ in 0..MAX_ROUNDS {
+        let patches = pass.patches(&graph);
+        let next = apply(&graph, &patches)?;
+        reasons.extend(patches.iter().map(|patch| patch.reason.clone()));
+        if patches.is_empty() {
+            let unused = graph.values.len() - next.values.len();
+            reasons.extend((unused > 0).then(|| format!("{unused} values were never used")));
+            return Ok(next);
+        }
+        graph = next;
+    }
+    Err(fault(format!("the pass `{}` finds no end after {MAX_ROUNDS} rounds", pass.name())))
+}
+
+/// The verified `graph` with all `patches`, which must replace different operations. Values that no output
+/// needs are left out, but inputs stay: they are the interface.
+///
+/// # Errors
+/// [`Code::IrInvalid`] if a patch replaces no operation, uses a value that is not defined before its
+/// target, or gives a result of another type.
+pub fn apply(graph: &Graph, patches: &[Patch]) -> Result<Graph> {
+    let mut by_target: Vec<Option<&Patch>> = vec![None; graph.values.len()];
+    for patch in patches {
+        let place = by_target.get_mut(patch.target.index());
+        let place = place.ok_or_else(|| fault(format!("a patch replaces {}, which is not defined", patch.target)))?;
+        if place.replace(patch).is_some() {
+            return Err(fault(format!("two patches replace {}", patch.target)));
+        }
+    }
+    let mut values: Vec<Value> = Vec::with_capacity(graph.values.len());
+    // Where each value of the old graph is in the new one.
+    let mut moved: Vec<ValueId> = Vec::with_capacity(graph.values.len());
+    for (value, patch) in graph.values.iter().zip(by_target) {
+        moved.push(match (&value.def, patch) {
+            (Def::Op { .. }, Some(patch)) => splice(&mut values, &moved, value, patch)?,
+            (Def::Input | Def::Weight, Some(patch)) => {
+                return Err(fault(format!("a patch replaces {}, which is no operation", patch.target)));
+            }
+            (Def::Input | Def::Weight, None) => push(&mut values, value.clone())?,
+            (Def::Op { op, args }, None) => {
+                let args = args.iter().map(|&arg| lookup(&moved, arg)).collect::<Result<_>>()?;
+                push(&mut values, Value { def: Def::Op { op: op.clone(), args }, ..value.clone() })?
+            }
+        });
+    }
+    let outputs = graph.outputs.iter().map(|output| {
+        let value = lookup(&moved, output.value)?;
+        Ok(Output { name: output.name.clone(), value })
+    });
+    let outputs = outputs.collect::<Result<_>>()?;
+    Ok(without_unused(Graph { name: graph.name.clone(), values, outputs }))
+}
+
+/// Appends the operations of `patch` and gives the value that takes the target's place.
+fn splice(values: &mut Vec<Value>, moved: &[ValueId], target: &Value, patch: &Patch) -> Result<ValueId> {
+    let mut new: Vec<ValueId> = Vec::with_capacity(patch.ops.0.len());
+    let find = |new: &[ValueId], source: Source| match source {
+        Source::Old(id) => lookup(moved, id),
+        Source::New(i) => new.get(i).copied().ok_or_else(|| fault(format!("a patch uses its operation {i} too early"))),
+    };
+    for (op, args) in &patch.ops.0 {
+        let args = args.iter().map(|&arg| find(&new, arg)).collect::<Result<Vec<ValueId>>>()?;
+        let types: Vec<&Type> = args.iter().map(|arg| &values[arg.index()].ty).collect();
+        let ty = infer(op, &types).map_err(|why| {
+            Diagnostic::error(Code::IrInvalid, why)
+                .subject(&target.name)
+                .help(format!("this came from: {}", patch.reason))
+        })?;
+        let def = Def::Op { op: op.clone(), args };
+        new.push(push(values, Value { name: target.name.clone(), ty, def })?);
+    }
+    let result = find(&new, patch.result)?;
+    let ty = &values[result.index()].ty;
+    if *ty != target.ty {
+        return Err(fault(format!("a patch replaces {} of type {} by {ty}", patch.target, target.ty)));
+    }
+    Ok(result)
+}
+
+fn lookup(moved: &[ValueId], id: ValueId) -> Result<ValueId> {
+    moved.get(id.index()).copied().ok_or_else(|| fault(format!("{id} is used before it is defined")))
+}
+
+fn push(values: &mut Vec<Value>, value: Value) -> Result<ValueId> {
+    let id = u32::try_from(values.len()).map_err(|_| fault("a graph holds fewer than 2^32 values".into()))?;
+    values.push(value);
+    Ok(ValueId(id))
+}
+
+fn without_unused(graph: Graph) -> Graph {
+    let mut used: Vec<bool> = graph.values.iter().map(|value| value.def == Def::Input).collect();
+    for output in &graph.outputs {
+        used[output.value.index()] = true;
+    }
+    for (i, value) in graph.values.iter().enumerate().rev() {
+        if let (true, Def::Op { op: _, args }) = (used[i], &value.def) {
+            args.iter().for_each(|arg| used[arg.index()] = true);
+        }
+    }
+    let mut count = 0;
+    let moved: Vec<ValueId> = used
+        .iter()
+        .map(|&used| {
+            count += u32::from(used);
+            ValueId(count.saturating_sub(1))
+        })
+        .collect();
+    let values = graph.values.into_iter().zip(used).filter_map(|(mut value, used)| {
+        if let Def::Op { op: _, args } = &mut value.def {
+            args.iter_mut().for_each(|arg| *arg = moved[arg.index()]);
+        }
+        used.then_some(value)
+    });
+    let values = values.collect();
+    let outputs = graph.outputs.into_iter().map(|output| Output { value: moved[output.value.index()], ..output });
+    Graph { name: graph.name, values, outputs: outputs.collect() }
+}
+
+fn fault(message: String) -> crate::diag::Error {
+    Diagnostic::error(Code::IrInvalid, message).into()
+}
+
+#[cfg(test)]
+mod tests;
