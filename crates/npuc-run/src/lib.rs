@@ -1,1 +1,12 @@
-//! placeholder
+//! The runner: opens a bundle or checkpoint as a [`program::Program`], keeps a conversation's state in a
+//! [`session::Session`], turns text into tokens and back, and compares results with references.
+
+pub mod device;
+pub mod dump;
+pub mod fidelity;
+pub mod generate;
+pub mod inspect;
+pub mod memory;
+pub mod program;
+pub mod session;
+pub mod text;

@@ -1,0 +1,130 @@
+//! A program: everything a session needs, from a bundle or, built on the spot, from a checkpoint.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use npuc::build::{self, Plan};
+use npuc::bundle::{Bundle, TOKENIZER, is_bundle};
+use npuc::front::config::Rope;
+use npuc::front::{self, Checkpoint, ModelConfig};
+use npuc::ir::Graph;
+use npuc::model::{CacheProtocol, StepShape, llama};
+use npuc::{Diagnostic, Result, Tensor, target};
+
+use crate::text::TextModel;
+
+/// The capacity of a program that is built on the spot, unless the model's own is smaller.
+pub const DEFAULT_CAPACITY: usize = 2048;
+/// The tokens of the prefill steps of a program that is built on the spot: one for long prompts, one for
+/// short ones and what is left.
+pub const DEFAULT_PREFILL_TOKENS: [usize; 2] = [128, 16];
+
+/// A model ready for sessions.
+#[derive(Debug)]
+pub struct Program {
+    /// The model's shape.
+    pub config: ModelConfig,
+    /// How caches travel between steps.
+    pub protocol: CacheProtocol,
+    /// The graphs, the one with most tokens first.
+    pub graphs: Vec<(StepShape, Graph)>,
+    /// The weights by canonical name, rows in reading order.
+    pub weights: BTreeMap<String, Tensor>,
+    /// Tokenizer and chat template, if the model has a tokenizer; what is wrong with it if it cannot be used.
+    /// Token ids run without.
+    pub text: Result<Option<TextModel>>,
+    /// Every id that ends an answer.
+    pub eos: BTreeSet<u32>,
+    /// What is odd but does not stop the work.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// The sizes of a model that a session needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes<'a> {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers with a cache.
+    pub layers: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Number of token ids.
+    pub vocab: usize,
+    /// The rotary embedding.
+    pub rope: &'a Rope,
+    /// The canonical name of the embedding table.
+    pub embedding: &'static str,
+}
+
+impl Program {
+    /// Opens a bundle, or opens a checkpoint and builds it for the host with `shapes`.
+    ///
+    /// Errors: those of the bundle or checkpoint; `shapes` for a bundle, which has its own.
+    pub fn open(path: &Path, shapes: Option<Vec<StepShape>>) -> Result<Program> {
+        if !is_bundle(path) {
+            return Program::from_checkpoint(front::open(path)?, shapes);
+        }
+        if shapes.is_some() {
+            let fault = Diagnostic::error(npuc::Code::BadArgument, "a bundle has the shapes it was built with");
+            return Err(fault.file(path).help("leave out --shapes, or name the checkpoint").into());
+        }
+        let bundle = Bundle::open(path)?;
+        let Bundle { manifest, graphs, weights, tokenizer_json, chat_template, .. } = bundle;
+        let text = tokenizer_json.map(|json| TextModel::from_bundle(&json, chat_template, &manifest.text)).transpose();
+        let text = text.map_err(|e| e.in_file(&path.join(TOKENIZER)));
+        Ok(Program {
+            config: manifest.model,
+            protocol: manifest.protocol,
+            graphs,
+            weights,
+            text,
+            eos: manifest.text.eos,
+            warnings: Vec::new(),
+        })
+    }
+
+    /// Builds a checkpoint for the host.
+    pub fn from_checkpoint(checkpoint: Checkpoint, shapes: Option<Vec<StepShape>>) -> Result<Program> {
+        let shapes = shapes.unwrap_or_else(|| default_shapes(&checkpoint.config));
+        Program::build(checkpoint, &Plan::new(target::HOST, shapes)?)
+    }
+
+    /// Builds a checkpoint as planned, for execution on the host.
+    pub fn build(checkpoint: Checkpoint, plan: &Plan) -> Result<Program> {
+        let graphs = build::lower(&checkpoint, plan, |_, _, _| {})?;
+        Ok(Program {
+            protocol: plan.target.protocol,
+            graphs: graphs.into_iter().map(|(shape, graph)| (shape, graph.graph().clone())).collect(),
+            text: TextModel::of_checkpoint(&checkpoint),
+            weights: checkpoint.tensors.iter().map(|(name, t)| (name.clone(), t.materialized())).collect(),
+            eos: checkpoint.special.eos,
+            warnings: checkpoint.warnings,
+            config: checkpoint.config,
+        })
+    }
+}
+
+/// The sizes that a session needs.
+pub fn sizes(config: &ModelConfig) -> Sizes<'_> {
+    match config {
+        ModelConfig::Llama(config) => Sizes {
+            hidden: config.hidden,
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            vocab: config.vocab,
+            rope: &config.rope,
+            embedding: llama::EMBEDDING,
+        },
+    }
+}
+
+/// Prefill steps and a decode step against the model's context or [`DEFAULT_CAPACITY`] rows, whichever is smaller.
+pub fn default_shapes(config: &ModelConfig) -> Vec<StepShape> {
+    let ModelConfig::Llama(llama) = config;
+    let capacity = llama.max_positions.min(DEFAULT_CAPACITY);
+    let tokens = DEFAULT_PREFILL_TOKENS.into_iter().chain([1]).filter(|&tokens| tokens <= capacity);
+    tokens.map(|tokens| StepShape { tokens, capacity }).collect()
+}

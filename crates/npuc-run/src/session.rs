@@ -1,0 +1,357 @@
+//! A session: the state of one conversation with a model, and the steps that advance it.
+//!
+//! The session owns what graphs do not hold: embedding rows, rotary tables, masks, and where cache rows
+//! go. All buffers are made when it is; a step allocates nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use npuc::exec::buffer_bytes;
+use npuc::ir::{Graph, ValueId};
+use npuc::model::rope::frequencies;
+use npuc::model::{CacheProtocol, Port, StepShape};
+use npuc::{Code, Diagnostic, Error, Result, Shape, Tensor};
+
+use crate::device::host::{HostStep, thread_pool};
+use crate::memory;
+use crate::program::{Program, sizes};
+
+mod ports;
+
+pub(crate) use ports::Layout;
+use ports::{CacheSize, Context, fill_angles, fill_embeds, fill_mask, fill_write_mask, place_rows};
+
+/// A model with its caches.
+pub struct Session {
+    protocol: CacheProtocol,
+    /// The graphs, the one with most tokens first, the one of a single token last.
+    steps: Vec<Step>,
+    /// The caches `[kv_heads, capacity, head_dim]`, in the port order that all graphs share.
+    states: Vec<Vec<f32>>,
+    cache: CacheSize,
+    /// Valid rows of the caches.
+    position: usize,
+    /// The tokens in these rows.
+    tokens: Vec<u32>,
+    /// The step and row whose logits are the latest.
+    latest: Option<(usize, usize)>,
+    embedding: Tensor,
+    frequencies: Vec<f32>,
+    vocab: usize,
+}
+
+/// A graph, its step inputs and what its outputs are.
+struct Step {
+    shape: StepShape,
+    host: HostStep,
+    /// Ports before the states, in port order, and their buffers.
+    ports: Vec<Port>,
+    inputs: Vec<Vec<f32>>,
+    logits: usize,
+    /// For each state its output port, in the order of the states.
+    state_outputs: Vec<usize>,
+    kept: Vec<Kept>,
+}
+
+/// A value that can be read after a step.
+struct Kept {
+    name: String,
+    id: ValueId,
+    shape: Shape,
+}
+
+/// Part of a prompt in one step: `valid` tokens, the rest padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Chunk {
+    step: usize,
+    valid: usize,
+}
+
+impl Session {
+    /// Prepares every graph of the program on `threads` threads. Values whose path or output name is in
+    /// `keep` can be read after a step.
+    ///
+    /// Errors: graphs that do not fit the program's model, weights that are absent.
+    pub fn new(program: &Program, threads: usize, keep: &[String]) -> Result<Session> {
+        let pool = thread_pool(threads)?;
+        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        let sizes = layout.sizes;
+        refuse_too_large(program, &layout)?;
+        let mut steps = Vec::new();
+        for (shape, graph) in &program.graphs {
+            let kept = kept_values(graph, keep)?;
+            let ids: Vec<ValueId> = kept.iter().map(|kept| kept.id).collect();
+            let host = HostStep::new(graph, &program.weights, &ids, pool.clone())?;
+            steps.push(Step::new(*shape, host, kept, &layout)?);
+        }
+        let Some(shape) = steps.last().map(|step| step.shape).filter(|shape| shape.tokens == 1) else {
+            return Err(Diagnostic::error(Code::BadBundle, "the program has no graph that takes one token").into());
+        };
+        if let Some(other) = steps.iter().find(|step| step.shape.capacity != shape.capacity) {
+            let fault = Diagnostic::error(Code::BadBundle, "the graphs of the program have different capacities");
+            return Err(fault.need(shape.capacity).have(other.shape.capacity).into());
+        }
+        let embedding = program.weights.get(sizes.embedding).filter(|t| *t.shape == [sizes.vocab, sizes.hidden]);
+        let embedding = embedding.cloned().ok_or_else(|| {
+            Diagnostic::error(Code::MissingTensor, "the program lacks its embedding table")
+                .subject(sizes.embedding)
+                .need(Shape::from([sizes.vocab, sizes.hidden]))
+        })?;
+        let states = layout.inputs().into_iter().filter(|port| matches!(port, Port::Past(..)));
+        Ok(Session {
+            protocol: program.protocol,
+            states: states.map(|port| vec![0.0; layout.elements(port, shape)]).collect(),
+            steps,
+            cache: CacheSize { capacity: shape.capacity, head_dim: sizes.head_dim },
+            position: 0,
+            tokens: Vec::with_capacity(shape.capacity),
+            latest: None,
+            embedding,
+            frequencies: frequencies(sizes.rope, sizes.head_dim),
+            vocab: sizes.vocab,
+        })
+    }
+
+    /// Tokens seen so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Tokens the caches can hold.
+    pub fn capacity(&self) -> usize {
+        self.cache.capacity
+    }
+
+    /// Number of token ids.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self) {
+        self.position = 0;
+        self.tokens.clear();
+        self.latest = None;
+        self.states.iter_mut().for_each(|state| state.fill(0.0));
+    }
+
+    /// Goes back to where the conversation and `prompt` part, and gives how many tokens of the prompt are
+    /// there already: at most all but the last, whose scores have to be computed. Rows of a shifted cache
+    /// cannot be taken back, so such a session starts anew.
+    pub fn rewind_to(&mut self, prompt: &[u32]) -> usize {
+        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let kept = match self.protocol {
+            CacheProtocol::Append | CacheProtocol::OneHot => common.min(prompt.len().saturating_sub(1)),
+            CacheProtocol::Shift => 0,
+        };
+        if kept == 0 {
+            self.reset();
+        }
+        self.position = kept;
+        self.tokens.truncate(kept);
+        kept
+    }
+
+    /// The scores `[vocab]` after the last token fed; `None` before the first.
+    pub fn logits(&self) -> Option<&[f32]> {
+        self.latest.map(|(step, row)| self.logits_row(step, row))
+    }
+
+    /// Name, extents and elements of the kept values after the last step.
+    pub fn kept(&self) -> impl Iterator<Item = (&str, &Shape, &[f32])> {
+        let step = self.latest.map(|(step, _)| &self.steps[step]);
+        step.into_iter().flat_map(move |step| {
+            step.kept
+                .iter()
+                .filter_map(move |kept| Some((kept.name.as_str(), &kept.shape, step.host.executor().kept(kept.id)?)))
+        })
+    }
+
+    /// Feeds tokens; `each` is given the scores `[vocab]` after every one of them, in order.
+    ///
+    /// Errors, before any computation: an id outside the vocabulary, more tokens than the context holds.
+    pub fn feed(&mut self, ids: &[u32], mut each: impl FnMut(&[f32])) -> Result<()> {
+        self.check(ids)?;
+        let mut rest = ids;
+        let shapes: Vec<usize> = self.steps.iter().map(|step| step.shape.tokens).collect();
+        for chunk in chunks(&shapes, ids.len(), self.protocol, self.position) {
+            let (now, later) = rest.split_at(chunk.valid);
+            self.step(chunk, now);
+            let first = self.first_row(chunk);
+            (first..first + chunk.valid).for_each(|row| each(self.logits_row(chunk.step, row)));
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Feeds one token and allocates nothing; the scores are then in [`Session::logits`].
+    ///
+    /// Errors: as [`Session::feed`].
+    pub fn decode(&mut self, id: u32) -> Result<()> {
+        self.check(&[id])?;
+        self.step(Chunk { step: self.steps.len() - 1, valid: 1 }, &[id]);
+        Ok(())
+    }
+
+    fn check(&self, ids: &[u32]) -> Result<()> {
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab) {
+            return Err(Diagnostic::error(Code::BadTokenId, "a token id is outside the vocabulary")
+                .need(format!("ids below {}", self.vocab))
+                .have(id)
+                .into());
+        }
+        let need = self.position + ids.len();
+        if need <= self.cache.capacity {
+            return Ok(());
+        }
+        Err(Diagnostic::error(Code::ContextExceeded, "the tokens do not fit the context")
+            .need(format!("{need} rows: {} there and {} new", self.position, ids.len()))
+            .have(format!("a capacity of {}", self.cache.capacity))
+            .help("shorten the prompt or build with a larger capacity (--shapes)")
+            .into())
+    }
+
+    fn first_row(&self, chunk: Chunk) -> usize {
+        match self.protocol {
+            CacheProtocol::Append | CacheProtocol::OneHot => 0,
+            CacheProtocol::Shift => self.steps[chunk.step].shape.tokens - chunk.valid,
+        }
+    }
+
+    fn logits_row(&self, step: usize, row: usize) -> &[f32] {
+        let step = &self.steps[step];
+        &step.host.executor().output(step.logits)[row * self.vocab..][..self.vocab]
+    }
+
+    fn step(&mut self, chunk: Chunk, ids: &[u32]) {
+        let first = self.first_row(chunk);
+        let step = &mut self.steps[chunk.step];
+        let context = Context { first, valid: chunk.valid, position: self.position, protocol: self.protocol };
+        for (port, buffer) in step.ports.iter().zip(&mut step.inputs) {
+            match port {
+                Port::Embeds => fill_embeds(buffer, ids, first, &self.embedding),
+                Port::RopeCos => fill_angles(buffer, &self.frequencies, context, f32::cos),
+                Port::RopeSin => fill_angles(buffer, &self.frequencies, context, f32::sin),
+                Port::Mask => fill_mask(buffer, step.shape, context),
+                Port::WriteMask => fill_write_mask(buffer, step.shape, context),
+                Port::Past(..) | Port::New(..) | Port::Next(..) | Port::Logits => {
+                    unreachable!("Step::new keeps only the ports before the states")
+                }
+            }
+        }
+        step.host.run(&[&step.inputs, &self.states]);
+        for (state, &output) in self.states.iter_mut().zip(&step.state_outputs) {
+            let rows = step.host.executor().output(output);
+            match self.protocol {
+                CacheProtocol::Append => place_rows(state, rows, self.cache, step.shape.tokens, context),
+                CacheProtocol::Shift | CacheProtocol::OneHot => state.copy_from_slice(rows),
+            }
+        }
+        self.position += chunk.valid;
+        self.tokens.extend_from_slice(ids);
+        self.latest = Some((chunk.step, first + chunk.valid - 1));
+    }
+}
+
+impl Step {
+    fn new(shape: StepShape, host: HostStep, kept: Vec<Kept>, layout: &Layout<'_>) -> Result<Step> {
+        let fault = |what: &str| Diagnostic::error(Code::BadBundle, what).subject(shape.to_string());
+        let (inputs, outputs) = (layout.inputs(), layout.outputs());
+        let described = |port: &Port| (port.to_string(), layout.elements(*port, shape));
+        let expected: Vec<(String, usize)> = inputs.iter().map(described).collect();
+        let have: Vec<(String, usize)> = host.executor().inputs().map(|(name, len)| (name.into(), len)).collect();
+        if have != expected {
+            let list = |ports: &[(String, usize)]| {
+                let ports: Vec<String> = ports.iter().map(|(name, len)| format!("{name} ({len})")).collect();
+                ports.join(", ")
+            };
+            let fault = fault("the graph has other input ports than its model and protocol call for");
+            return Err(fault.need(list(&expected)).have(list(&have)).into());
+        }
+        let have: BTreeMap<&str, (usize, usize)> =
+            host.executor().outputs().enumerate().map(|(i, (name, len))| (name, (i, len))).collect();
+        let find = |port: &Port| match have.get(port.to_string().as_str()) {
+            Some(&(index, len)) if len == layout.elements(*port, shape) => Ok(index),
+            Some(_) | None => {
+                let fault = fault("the graph lacks an output port that its model and protocol call for");
+                Err(Error::from(fault.need(format!("{port} of {} elements", layout.elements(*port, shape)))))
+            }
+        };
+        let outputs = outputs.iter().map(find).collect::<Result<Vec<usize>>>()?;
+        let [logits, state_outputs @ ..] = outputs.as_slice() else {
+            return Err(fault("the graph has no logits").into());
+        };
+        let state_outputs = state_outputs.to_vec();
+        let logits = *logits;
+        let ports: Vec<Port> = inputs.into_iter().filter(|port| !matches!(port, Port::Past(..))).collect();
+        let inputs = ports.iter().map(|&port| vec![0.0; layout.elements(port, shape)]).collect();
+        Ok(Step { shape, host, ports, inputs, logits, state_outputs, kept })
+    }
+}
+
+/// Refuses a session whose buffers the system has no memory for.
+fn refuse_too_large(program: &Program, layout: &Layout<'_>) -> Result<()> {
+    let step = |(shape, graph): &(StepShape, Graph)| layout.input_bytes(*shape).saturating_add(buffer_bytes(graph));
+    let caches = program.graphs.first().map_or(0, |(shape, _)| layout.cache_bytes(*shape));
+    let need = program.graphs.iter().map(step).fold(caches, u64::saturating_add);
+    let free = memory::available_bytes();
+    if free.is_none_or(|free| need <= free) && memory::can_reserve(need) {
+        return Ok(());
+    }
+    let have = free.map_or("less, by a limit on this process".into(), |free| format!("{free} bytes available"));
+    Err(Diagnostic::error(Code::OutOfMemory, "the caches and intermediate values do not fit the memory")
+        .need(format!("{need} bytes besides the weights"))
+        .have(have)
+        .help("use a smaller capacity or fewer tokens per step in --shapes")
+        .into())
+}
+
+/// How `count` tokens are cut into steps of the given sizes (largest first, 1 last).
+///
+/// Full steps of the largest size, then what is left in the smallest step that takes it, padded. A
+/// shifted cache takes every row of a step, so there padding may only come before the first token.
+fn chunks(sizes: &[usize], count: usize, protocol: CacheProtocol, position: usize) -> Vec<Chunk> {
+    let (Some(&largest), false) = (sizes.first(), count == 0) else { return Vec::new() };
+    let full = Chunk { step: 0, valid: largest };
+    let rest = count % largest;
+    let smallest = |rest: usize| sizes.iter().rposition(|&size| size >= rest).map(|step| Chunk { step, valid: rest });
+    let padded = (rest > 0).then(|| smallest(rest)).flatten();
+    let whole = std::iter::repeat_n(full, count / largest);
+    match protocol {
+        CacheProtocol::Append | CacheProtocol::OneHot => whole.chain(padded).collect(),
+        CacheProtocol::Shift if position == 0 => padded.into_iter().chain(whole).collect(),
+        CacheProtocol::Shift => {
+            let mut exact = Vec::new();
+            let mut rest = count;
+            for (step, &size) in sizes.iter().enumerate() {
+                exact.extend(std::iter::repeat_n(Chunk { step, valid: size }, rest / size));
+                rest %= size;
+            }
+            exact
+        }
+    }
+}
+
+/// The values to keep: all whose path, port or `%index` is one of `names`. A value is kept under the name
+/// it was asked for by, with its index where the name has several.
+fn kept_values(graph: &Graph, names: &[String]) -> Result<Vec<Kept>> {
+    let mut kept = Vec::new();
+    for name in names.iter().collect::<BTreeSet<_>>() {
+        let by_index = name.strip_prefix('%').and_then(|index| index.parse().ok());
+        let outputs = graph.outputs.iter().filter(|output| output.name == *name).map(|output| output.value);
+        let values = graph.ids().filter(|&id| graph.value(id).name == *name || by_index == Some(id.0));
+        let found: BTreeSet<ValueId> = values.chain(outputs).collect();
+        if found.is_empty() {
+            return Err(Diagnostic::error(Code::BadArgument, "no value of the graph has this name")
+                .subject(name)
+                .need("an input, weight, output, path in the model (layers.0.mlp.down_proj) or %index")
+                .help("list them with `npuc build … --dump-after simplify`")
+                .into());
+        }
+        let several = found.len() > 1;
+        kept.extend(found.into_iter().map(|id| {
+            let name = if several { format!("{name} {id}") } else { name.clone() };
+            Kept { name, id, shape: graph.value(id).ty.shape.clone() }
+        }));
+    }
+    Ok(kept)
+}

@@ -1,0 +1,150 @@
+//! The ports of a step on the runner's side: which there are, and what goes into them and comes out.
+
+use npuc::Tensor;
+use npuc::model::rope::angle;
+use npuc::model::{CacheProtocol, Port, StateKind, StepShape};
+use npuc_kernels::attention::HIDDEN;
+use npuc_kernels::dequant::dequantize_row;
+
+use crate::program::Sizes;
+
+/// What the ports of a model's steps follow from.
+pub(crate) struct Layout<'a> {
+    pub(crate) sizes: Sizes<'a>,
+    pub(crate) protocol: CacheProtocol,
+}
+
+impl Layout<'_> {
+    /// The input ports, in order; the states come last.
+    pub(super) fn inputs(&self) -> Vec<Port> {
+        let write_mask = match self.protocol {
+            CacheProtocol::Append | CacheProtocol::Shift => None,
+            CacheProtocol::OneHot => Some(Port::WriteMask),
+        };
+        let fixed = [Port::Embeds, Port::RopeCos, Port::RopeSin, Port::Mask];
+        fixed.into_iter().chain(write_mask).chain(self.states(Port::Past)).collect()
+    }
+
+    /// The output ports: the logits, then the states in the order of the inputs.
+    pub(super) fn outputs(&self) -> Vec<Port> {
+        let make = match self.protocol {
+            CacheProtocol::Append => Port::New,
+            CacheProtocol::Shift | CacheProtocol::OneHot => Port::Next,
+        };
+        [Port::Logits].into_iter().chain(self.states(make)).collect()
+    }
+
+    fn states(&self, make: fn(StateKind, usize) -> Port) -> impl Iterator<Item = Port> + use<> {
+        (0..self.sizes.layers).flat_map(move |layer| [make(StateKind::Key, layer), make(StateKind::Value, layer)])
+    }
+
+    /// The elements of a port.
+    pub(super) fn elements(&self, port: Port, shape: StepShape) -> usize {
+        let StepShape { tokens, capacity } = shape;
+        let Sizes { hidden, kv_heads, head_dim, vocab, .. } = self.sizes;
+        let extents = match port {
+            Port::Embeds => [tokens, hidden, 1],
+            Port::RopeCos | Port::RopeSin => [tokens, head_dim / 2, 1],
+            Port::Mask => [tokens, capacity + tokens, 1],
+            Port::WriteMask => [capacity, tokens, 1],
+            Port::Past(..) | Port::Next(..) => [kv_heads, capacity, head_dim],
+            Port::New(..) => [kv_heads, tokens, head_dim],
+            Port::Logits => [tokens, vocab, 1],
+        };
+        // A product past the largest number is refused as too much memory like any other large one.
+        extents.into_iter().fold(1, usize::saturating_mul)
+    }
+
+    /// Bytes of the caches, which all steps of one capacity share.
+    pub(crate) fn cache_bytes(&self, shape: StepShape) -> u64 {
+        self.bytes(shape, |port| matches!(port, Port::Past(..)))
+    }
+
+    /// Bytes of the other inputs of a step.
+    pub(crate) fn input_bytes(&self, shape: StepShape) -> u64 {
+        self.bytes(shape, |port| !matches!(port, Port::Past(..)))
+    }
+
+    fn bytes(&self, shape: StepShape, which: fn(&Port) -> bool) -> u64 {
+        let elements = self.inputs().into_iter().filter(which).map(|port| self.elements(port, shape) as u64);
+        elements.fold(0, u64::saturating_add).saturating_mul(size_of::<f32>() as u64)
+    }
+}
+
+/// The extents that the rows of a cache are placed by.
+#[derive(Clone, Copy)]
+pub(super) struct CacheSize {
+    pub(super) capacity: usize,
+    pub(super) head_dim: usize,
+}
+
+/// Where the tokens of a step are.
+#[derive(Clone, Copy)]
+pub(super) struct Context {
+    /// The row of the first token; rows before it and after the last are padding.
+    pub(super) first: usize,
+    /// How many tokens.
+    pub(super) valid: usize,
+    /// Tokens in the caches before the step.
+    pub(super) position: usize,
+    /// How the caches travel.
+    pub(super) protocol: CacheProtocol,
+}
+
+/// Rows of the embedding table; padding is zero.
+pub(super) fn fill_embeds(buffer: &mut [f32], ids: &[u32], first: usize, embedding: &Tensor) {
+    let hidden = embedding.shape[1];
+    let bytes = embedding.bytes();
+    let row_bytes = bytes.len() / embedding.shape[0];
+    buffer.fill(0.0);
+    for (row, &id) in buffer.chunks_exact_mut(hidden).skip(first).zip(ids) {
+        dequantize_row(embedding.dtype, &bytes[id as usize * row_bytes..][..row_bytes], row);
+    }
+}
+
+/// A token sees the valid past and the step's tokens up to itself; a padding row sees itself, so that no
+/// row is fully hidden.
+pub(super) fn fill_mask(buffer: &mut [f32], shape: StepShape, context: Context) {
+    let past = match context.protocol {
+        CacheProtocol::Append | CacheProtocol::OneHot => 0..context.position,
+        CacheProtocol::Shift => shape.capacity - context.position..shape.capacity,
+    };
+    for (row, mask) in buffer.chunks_exact_mut(shape.capacity + shape.tokens).enumerate() {
+        mask.fill(HIDDEN);
+        let (past_mask, new_mask) = mask.split_at_mut(shape.capacity);
+        let is_token = (context.first..context.first + context.valid).contains(&row);
+        if is_token {
+            past_mask[past.clone()].fill(0.0);
+            new_mask[context.first..=row].fill(0.0);
+        } else {
+            new_mask[row] = 0.0;
+        }
+    }
+}
+
+/// A 1 where token j enters the cache: row `position + j`, column j.
+pub(super) fn fill_write_mask(buffer: &mut [f32], shape: StepShape, context: Context) {
+    buffer.fill(0.0);
+    for token in 0..context.valid {
+        buffer[(context.position + token) * shape.tokens + context.first + token] = 1.0;
+    }
+}
+
+/// Writes the valid new rows `[kv_heads, tokens, head_dim]` behind those in the cache.
+pub(super) fn place_rows(state: &mut [f32], rows: &[f32], cache: CacheSize, tokens: usize, context: Context) {
+    let CacheSize { capacity, head_dim, .. } = cache;
+    for (state, rows) in state.chunks_exact_mut(capacity * head_dim).zip(rows.chunks_exact(tokens * head_dim)) {
+        let len = context.valid * head_dim;
+        state[context.position * head_dim..][..len].copy_from_slice(&rows[..len]);
+    }
+}
+
+/// The cosine or sine of every token's rotary angles, a row of `head_dim / 2` per token.
+pub(super) fn fill_angles(buffer: &mut [f32], frequencies: &[f32], context: Context, of: fn(f32) -> f32) {
+    for (row, angles) in buffer.chunks_exact_mut(frequencies.len()).enumerate() {
+        let position = context.position + row.saturating_sub(context.first);
+        for (out, &frequency) in angles.iter_mut().zip(frequencies) {
+            *out = of(angle(position, frequency));
+        }
+    }
+}
