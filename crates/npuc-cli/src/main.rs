@@ -1,1 +1,66 @@
-fn main() {}
+//! The command line of npuc: flags, progress bars and rendering; the work is done by the other crates.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Parser;
+use npuc::{Code, Diagnostic, Error, Result};
+
+mod args;
+mod build;
+mod explain;
+mod inspect;
+mod output;
+mod run;
+mod verify;
+
+use args::{Cli, Command};
+use output::Output;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let output = Output { json: cli.json };
+    match catch_file_size_limit().and_then(|()| run(cli.command, output)) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            output.error(&error);
+            ExitCode::from(error.exit_status())
+        }
+    }
+}
+
+fn run(command: Command, output: Output) -> Result<u8> {
+    match command {
+        Command::Inspect(args) => inspect::command(&args, output).map(|()| 0),
+        Command::Build(args) => build::command(&args, output).map(|()| 0),
+        Command::Run(args) => run::command(&args, output).map(|()| 0),
+        Command::Explain(args) => explain::command(&args, output).map(|()| 0),
+        Command::Verify(args) => verify::command(&args, output),
+    }
+}
+
+/// Help goes where clap sends it; a fault is told as an object too where one was asked for.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
+        let message = error.to_string();
+        let message = message.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string();
+        let fault = Diagnostic::error(Code::BadArgument, message).help("see `npuc help`");
+        Output { json: true }.error(&Error::from(fault));
+    } else {
+        // Where not even the help can be printed, the exit status is all there is.
+        let _ = error.print();
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// A write past the limit on file sizes becomes an error of that write instead of the end of the process.
+fn catch_file_size_limit() -> Result<()> {
+    let seen = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, seen)
+        .map(|_| ())
+        .map_err(|e| Diagnostic::error(Code::BadArgument, format!("cannot watch the file size limit: {e}")).into())
+}

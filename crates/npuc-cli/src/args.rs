@@ -1,0 +1,194 @@
+//! The flags of every command, with the help a newcomer reads.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use npuc::model::StepShape;
+use npuc::pass::Pass;
+
+const START: &str = "\
+Where to begin:
+  npuc inspect MODEL                      what a checkpoint holds and what it needs
+  npuc run MODEL --chat -p \"Hello\"        answer on this machine, straight from the checkpoint
+  npuc build MODEL --target host \\
+       --shapes 128t1024c,1t1024c -o DIR  a bundle: prefill and decode graphs over shared weights
+  npuc run DIR --chat                     talk to the bundle
+
+MODEL is a Hugging Face folder (config.json, *.safetensors, tokenizer.json) or a .gguf file.
+No model at hand? In npuc's source folder `cargo xtask demo` fetches a small one and runs it.
+
+Exit status: 0 good · 1 the answer is no (misfit, unfaithful) · 2 usage · 3 bad input · 4 a missing tool";
+
+/// Compiles transformers for edge NPUs, runs them, and says how faithful they are.
+#[derive(Parser)]
+#[command(name = "npuc", version, after_help = START, arg_required_else_help = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Print JSON instead of text: one object, with --chat one per answer
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Tell what a checkpoint or bundle holds, what memory it needs and what is odd about it
+    Inspect(InspectArgs),
+    /// Compile a checkpoint into a bundle
+    Build(BuildArgs),
+    /// Answer a prompt with a bundle or, built on the spot, a checkpoint
+    Run(RunArgs),
+    /// Compare a bundle or checkpoint with reference outputs
+    Verify(VerifyArgs),
+    /// Explain the code of an error or warning, e.g. `npuc explain tied-head`; without a code, list them
+    Explain(ExplainArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct InspectArgs {
+    /// A Hugging Face folder, a .gguf file or a bundle
+    pub(crate) model: PathBuf,
+    /// Step shapes to tell the memory of, e.g. 128t1024c,1t1024c
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+}
+
+#[derive(Args)]
+pub(crate) struct BuildArgs {
+    /// A Hugging Face folder or a .gguf file
+    pub(crate) model: PathBuf,
+    /// The chip to build for
+    #[arg(long, default_value = "host")]
+    pub(crate) target: String,
+    /// Step shapes: tokens at once against rows of cache; one of them takes a single token
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+    /// Build without the tokenizer when it cannot be read; the bundle then takes token ids only
+    #[arg(long)]
+    pub(crate) no_tokenizer: bool,
+    /// The folder of the bundle
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Rewrite passes to run instead of the target's own, in order: simplify, decompose,
+    /// decompose-attention, decompose-rms-norm, decompose-rope, decompose-softmax, decompose-silu
+    #[arg(long, value_delimiter = ',', value_name = "PASSES")]
+    pub(crate) passes: Option<Vec<String>>,
+    /// Print every graph as IR after this pass
+    #[arg(long, value_name = "PASS")]
+    pub(crate) dump_after: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// A bundle, a Hugging Face folder or a .gguf file
+    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// The most tokens to answer with; without it, until the model stops or the context is full
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) max_new: Option<usize>,
+    /// Stop before this text (may be repeated)
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Go on after the ids that end an answer
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Drop the oldest tokens of a prompt that does not fit the context
+    #[arg(long)]
+    pub(crate) truncate: bool,
+    /// Step shapes when MODEL is a checkpoint
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Keep a value of the graph: a port, a path such as layers.0.mlp.down_proj, or %index (may be repeated)
+    #[arg(long, value_name = "NAME", requires = "dump_file")]
+    pub(crate) dump: Vec<String>,
+    /// Where the values of --dump go after the last step, as safetensors
+    #[arg(long, value_name = "FILE", requires = "dump")]
+    pub(crate) dump_file: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct PromptArgs {
+    /// The prompt: text to continue or, with --chat, a message
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "ids")]
+    pub(crate) prompt: Option<String>,
+    /// Use the model's chat template; without -p, messages are read from standard input, one a line
+    #[arg(long, conflicts_with = "ids")]
+    pub(crate) chat: bool,
+    /// The system message of --chat
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// The date that chat templates see, instead of today's
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    pub(crate) date: Option<String>,
+    /// A file of token ids, separated by white space or commas (- for standard input); needs no tokenizer
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ids: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct SamplingArgs {
+    /// Randomness; 0 takes the best token every time
+    #[arg(long, default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Sample among the K best tokens; 0 for all
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    pub(crate) top_k: usize,
+    /// Sample among the best tokens that together have probability P
+    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: f32,
+    /// Sample among tokens at least P times as probable as the best
+    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: f32,
+    /// Make tokens that are there already less likely (above 1)
+    #[arg(long, default_value_t = 1.0, value_name = "R", allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: f32,
+    /// The seed of the randomness
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) seed: u64,
+}
+
+#[derive(Args)]
+pub(crate) struct VerifyArgs {
+    /// A bundle, a Hugging Face folder or a .gguf file
+    pub(crate) model: PathBuf,
+    /// Safetensors with input_ids, and logits or greedy_ids
+    #[arg(long, value_name = "FILE")]
+    pub(crate) reference: PathBuf,
+    /// What counts as faithful, of cosine, max_abs, top1, top10 and greedy; without it
+    /// cosine>=0.999,top1>=0.99,greedy>=0.99
+    #[arg(long, value_name = "CONDITIONS")]
+    pub(crate) gate: Option<String>,
+    /// Step shapes when MODEL is a checkpoint
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+#[derive(Args)]
+pub(crate) struct ExplainArgs {
+    /// The code in the brackets of the message
+    pub(crate) code: Option<String>,
+}
+
+/// Step shapes from a flag.
+pub(crate) fn shapes(texts: Option<&Vec<String>>) -> npuc::Result<Option<Vec<StepShape>>> {
+    texts.map(|texts| texts.iter().map(|text| text.trim().parse()).collect()).transpose()
+}
+
+/// Passes from a flag.
+pub(crate) fn passes(texts: &[String]) -> npuc::Result<Vec<Pass>> {
+    texts.iter().map(|text| Pass::parse(text.trim())).collect()
+}
+
+/// Threads from a flag, or as many as the machine has.
+pub(crate) fn threads(given: Option<usize>) -> usize {
+    given.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}

@@ -1,0 +1,178 @@
+//! What the commands print, held against golden files in `tests/cli`. `UPDATE=1 cargo test` rewrites them.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use snapbox::assert::{Action, Assert};
+
+mod program;
+
+use program::{checkpoint, npuc};
+
+/// Runs each command line in the folder of the checkpoints and holds everything it says against its file.
+/// `TMP` in an argument is a fresh folder with files of token ids and two checkpoints: `plain` without a
+/// chat template, `odd` with a tokenizer of a kind that npuc does not read.
+fn check(cases: &[(&str, &str)]) {
+    let update = std::env::var("UPDATE").is_ok_and(|value| value == "1");
+    let assert = Assert::new().action(if update { Action::Overwrite } else { Action::Verify });
+    for (name, line) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let temporary = folder.path().to_str().unwrap();
+        fs::write(folder.path().join("ids"), "[5, 6, 7,\n 8]").unwrap();
+        fs::write(folder.path().join("words"), "5 six").unwrap();
+        fs::write(folder.path().join("large"), "5 100000").unwrap();
+        fs::create_dir(folder.path().join("plain")).unwrap();
+        for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+            fs::copy(checkpoint("qwen2-bf16").join(file), folder.path().join("plain").join(file)).unwrap();
+        }
+        fs::create_dir(folder.path().join("odd")).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            fs::copy(checkpoint("qwen2-bf16").join(file), folder.path().join("odd").join(file)).unwrap();
+        }
+        fs::write(folder.path().join("odd/tokenizer.json"), "{\"model\": {\"type\": \"Unigram\"}}").unwrap();
+        let mut command = npuc();
+        command.current_dir(checkpoint("")).args(words(line).iter().map(|word| word.replace("TMP", temporary)));
+        let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+        let status = output.status.code().unwrap();
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| steady(&String::from_utf8(bytes).unwrap()));
+        let said = format!("$ npuc {line}\n{stdout}--- standard error\n{stderr}--- exit status {status}\n");
+        let said = said.replace(temporary, "TMP");
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/cli/{name}.txt"));
+        assert.eq(said, snapbox::Data::read_from(&golden, None).raw());
+    }
+}
+
+/// The words of a command line; single quotes keep spaces.
+fn words(line: &str) -> Vec<String> {
+    let mut words = vec![];
+    for (i, part) in line.split('\'').enumerate() {
+        if i % 2 == 1 {
+            words.push(part.to_string());
+        } else {
+            words.extend(part.split_whitespace().map(str::to_string));
+        }
+    }
+    words
+}
+
+/// The text without what differs from run to run: measured figures.
+fn steady(text: &str) -> String {
+    let line = |line: &str| {
+        let measured =
+            ["_ms\":", "tokens_per_s\":", "peak_rss_bytes\":", "\"threads\":"].iter().find(|m| line.contains(*m));
+        match (line, measured) {
+            (line, _) if line.starts_with("[host, ") => "[host, …]\n".to_string(),
+            (line, _) if line.starts_with("time  ") => "time        …\n".to_string(),
+            (line, Some(_)) => format!("{}: …\n", line.split(':').next().unwrap_or_default()),
+            (line, None) => format!("{line}\n"),
+        }
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn help() {
+    check(&[
+        ("help", ""),
+        ("help-inspect", "inspect --help"),
+        ("help-build", "build --help"),
+        ("help-run", "run --help"),
+        ("help-verify", "verify --help"),
+        ("unknown-flag", "run MODEL --sped"),
+        ("unknown-flag-json", "run MODEL --sped --json"),
+        ("explain-list", "explain"),
+        ("explain", "explain tied-head"),
+        ("explain-unknown", "explain tied-hat"),
+    ]);
+}
+
+#[test]
+fn inspect() {
+    check(&[
+        ("inspect-folder", "inspect qwen3-bf16"),
+        ("inspect-gguf", "inspect llama3-tied-q4_1-v2.gguf --shapes 8t32c,1t32c"),
+        ("inspect-json", "inspect mistral-spm-q8_0.gguf --json"),
+        ("inspect-head-though-tied", "inspect llama-tied-with-head-f32"),
+        ("inspect-reverse-tied", "inspect llama-reverse-tied-f32"),
+        ("inspect-long-context", "inspect qwen3-bf16 --shapes 1t999999c"),
+        ("inspect-absent", "inspect no-such-model"),
+        ("inspect-no-model", "inspect ."),
+        ("inspect-bad-tokenizer", "inspect TMP/odd"),
+        ("inspect-absent-json", "inspect no-such-model --json"),
+    ]);
+}
+
+#[test]
+fn build() {
+    check(&[
+        ("build", "build llama-k-quants.gguf --shapes 4t8c,1t8c -o TMP/out"),
+        ("build-json", "build llama-old-linear-f16 --shapes 4t8c,1t8c -o TMP/out --json"),
+        ("build-dump", "build llama-k-quants.gguf --shapes 1t4c -o TMP/out --dump-after simplify"),
+        (
+            "build-dump-decomposed",
+            "build llama-k-quants.gguf --shapes 1t4c -o TMP/out --passes decompose,simplify --dump-after simplify",
+        ),
+        ("build-unknown-target", "build qwen3-bf16 --target sm8650 -o TMP/out"),
+        ("build-malformed-shape", "build qwen3-bf16 --shapes 128x1024 -o TMP/out"),
+        ("build-impossible-shape", "build qwen3-bf16 --shapes 8t4c,1t4c -o TMP/out"),
+        ("build-two-capacities", "build qwen3-bf16 --shapes 8t64c,1t32c -o TMP/out"),
+        ("build-no-decode", "build qwen3-bf16 --shapes 8t64c -o TMP/out"),
+        ("build-shape-twice", "build qwen3-bf16 --shapes 1t64c,1t64c -o TMP/out"),
+        ("build-bad-tokenizer", "build TMP/odd -o TMP/out"),
+        ("build-without-tokenizer", "build TMP/odd --shapes 4t8c,1t8c --no-tokenizer -o TMP/out"),
+        ("build-unknown-pass", "build qwen3-bf16 --passes fold -o TMP/out"),
+        ("build-dump-after-idle-pass", "build qwen3-bf16 --dump-after decompose -o TMP/out"),
+    ]);
+}
+
+#[test]
+fn run() {
+    check(&[
+        ("run-ids", "run llama-gqa3-q8_0.gguf --ids TMP/ids -n 6 --ignore-eos --shapes 8t32c,1t32c"),
+        ("run-ids-json", "run qwen3-bf16 --ids TMP/ids -n 6 --ignore-eos --shapes 8t32c,1t32c --json"),
+        ("run-dump", "run qwen3-bf16 --ids TMP/ids -n 1 --dump norm --dump logits --dump-file TMP/values"),
+        (
+            "run-dump-again",
+            "run qwen3-bf16 --ids TMP/ids -n 1 --dump logits --dump logits --dump lm_head --dump layers.0.mlp --dump-file TMP/values",
+        ),
+        ("run-dump-nowhere", "run qwen3-bf16 --ids TMP/ids -n 1 --dump logits"),
+        ("run-dump-nothing", "run qwen3-bf16 --ids TMP/ids -n 1 --dump-file TMP/values"),
+        ("run-bad-tokenizer", "run TMP/odd -p Hello"),
+        ("run-bad-tokenizer-ids", "run TMP/odd --ids TMP/ids -n 3 --ignore-eos"),
+        ("run-no-answer", "run qwen3-bf16 --ids TMP/ids -n 0"),
+        ("run-idle-system", "run qwen2-bf16 -p Hello --system x"),
+        ("run-idle-date", "run qwen2-bf16 -p Hello --date 2026-01-02"),
+        ("run-idle-top-k", "run qwen3-bf16 --ids TMP/ids --top-k 5"),
+        ("run-many-threads", "run qwen3-bf16 --ids TMP/ids --threads 100000"),
+        ("run-dump-unknown", "run qwen3-bf16 --ids TMP/ids -n 1 --dump norms --dump-file TMP/values"),
+        ("run-nothing", "run qwen3-bf16"),
+        ("run-no-tokenizer", "run qwen3-bf16 -p Hello"),
+        ("run-no-template", "run TMP/plain --chat -p Hello"),
+        ("run-bad-ids", "run qwen3-bf16 --ids TMP/words"),
+        ("run-large-id", "run qwen3-bf16 --ids TMP/large"),
+        ("run-absent-ids", "run qwen3-bf16 --ids TMP/none"),
+        ("run-context", "run qwen3-bf16 --ids TMP/ids -n 29 --shapes 8t32c,1t32c"),
+        ("run-truncate", "run qwen3-bf16 --ids TMP/ids -n 29 --shapes 8t32c,1t32c --truncate --ignore-eos"),
+        ("run-context-hopeless", "run qwen3-bf16 --ids TMP/ids -n 32 --shapes 8t32c,1t32c --truncate"),
+        ("run-bad-date", "run llama-gqa3-q8_0.gguf --chat -p Hello --date yesterday"),
+        (
+            "run-bad-sampling",
+            "run qwen3-bf16 --ids TMP/ids --temperature -1 --top-p 0 --min-p 2 --repetition-penalty 0",
+        ),
+        ("run-empty-stop", "run qwen3-bf16 --ids TMP/ids --stop ''"),
+        ("run-no-threads", "run qwen3-bf16 --ids TMP/ids --threads 0"),
+    ]);
+}
+
+#[test]
+fn verify() {
+    check(&[
+        ("verify", "verify qwen3-bf16 --reference qwen3-bf16/expected.safetensors --gate max_abs<=2e-4,greedy>=1"),
+        ("verify-default-gate", "verify llama3-tied-q4_0.gguf --reference llama3-tied-bf16.expected.safetensors"),
+        ("verify-other-vocabulary", "verify qwen3-bf16 --reference llama-gqa3-q8_0.expected.safetensors"),
+        ("verify-no-reference", "verify qwen3-bf16 --reference qwen3-bf16/model.safetensors"),
+        ("verify-not-safetensors", "verify qwen3-bf16 --reference qwen3-bf16/config.json"),
+        ("verify-bad-gate", "verify qwen3-bf16 --reference qwen3-bf16/expected.safetensors --gate kl<1"),
+    ]);
+}
