@@ -1,1 +1,88 @@
-fn main() {}
+//! The project's own chores. `cargo xtask demo` and `cargo xtask test` are all a newcomer needs.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+
+mod demo;
+mod fetch;
+mod real;
+mod tidy;
+
+type Result<T> = std::result::Result<T, String>;
+
+/// npuc's own chores.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch a small real model, build it for this machine and let it answer
+    Demo,
+    /// Everything CI runs: formatting, lints, tests, documentation, house rules
+    Test,
+    /// Hold the real model against recorded references (release build; fetches the model)
+    Real,
+    /// Only the house rules: file lengths and headers, unsafe code, large files
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Demo => demo::demo(),
+        Task::Test => test(),
+        Task::Real => real::real(),
+        Task::Tidy => tidy::tidy(&root()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn test() -> Result<()> {
+    cargo("formatting", &["fmt", "--all", "--check"])?;
+    cargo("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    cargo("tests", &["test", "--workspace"])?;
+    if !root().join("../shared/fixtures").is_dir() {
+        println!("NOT RUN: the tests on ../shared/fixtures, which is absent; tests/data covers the same ground");
+    }
+    cargo("documentation", &["doc", "--workspace", "--no-deps"])?;
+    step("house rules", || tidy::tidy(&root()))
+}
+
+fn cargo(name: &str, args: &[&str]) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.args(args).current_dir(root()).env("RUSTDOCFLAGS", "-D warnings");
+    step(name, || run(&mut command))
+}
+
+fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    println!("== {name}");
+    let start = Instant::now();
+    work().map_err(|e| format!("{name}: {e}"))?;
+    println!("== {name}: good, {:.1} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Runs a command to its end.
+fn run(command: &mut Command) -> Result<()> {
+    let shown = format!("{command:?}");
+    let status = command.status().map_err(|e| format!("cannot start {shown}: {e}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{shown} failed: {status}")) }
+}
+
+/// The repository's root.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}

@@ -1,0 +1,21 @@
+//! The real model against recorded references; longer than CI should wait, and it needs the network once.
+
+use std::process::Command;
+
+use crate::fetch::{SMOLLM2, fetch};
+use crate::{Result, root, run, step};
+
+/// Holds SmolLM2-135M-Instruct, as a checkpoint and as a bundle, against what independent programs say of it.
+pub(crate) fn real() -> Result<()> {
+    let model = fetch(&SMOLLM2)?;
+    let bundle = root().join("target/real/smollm2-135m");
+    std::fs::create_dir_all(root().join("target/real")).map_err(|e| format!("cannot make target/real: {e}"))?;
+    let mut build = Command::new("cargo");
+    build.args(["run", "--release", "--package", "npuc-cli", "--", "build"]).arg(&model);
+    build.args(["--shapes", "128t1024c,1t1024c", "-o"]).arg(&bundle).current_dir(root());
+    step("bundle", || run(&mut build))?;
+    let mut test = Command::new("cargo");
+    test.args(["test", "--release", "--package", "npuc-run", "--test", "real_model", "--", "--nocapture"]);
+    test.env("NPUC_REAL_MODEL", model).env("NPUC_REAL_BUNDLE", bundle).current_dir(root());
+    step("references", || run(&mut test))
+}
