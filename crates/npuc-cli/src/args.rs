@@ -9,6 +9,7 @@ use npuc::pass::Pass;
 const START: &str = "\
 Where to begin:
   npuc inspect MODEL                      what a checkpoint holds and what it needs
+  npuc check MODEL --target genio-720     whether and why it does not fit a chip; config.json will do
   npuc run MODEL --chat -p \"Hello\"        answer on this machine, straight from the checkpoint
   npuc build MODEL --target host \\
        --shapes 128t1024c,1t1024c -o DIR  a bundle: prefill and decode graphs over shared weights
@@ -34,6 +35,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Tell what a checkpoint or bundle holds, what memory it needs and what is odd about it
     Inspect(InspectArgs),
+    /// Tell whether a model fits a chip, what does not and why, and what memory it needs
+    Check(CheckArgs),
+    /// Show what is known of the chips, with sources
+    Targets(TargetsArgs),
     /// Compile a checkpoint into a bundle
     Build(BuildArgs),
     /// Answer a prompt with a bundle or, built on the spot, a checkpoint
@@ -51,6 +56,40 @@ pub(crate) struct InspectArgs {
     /// Step shapes to tell the memory of, e.g. 128t1024c,1t1024c
     #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
     pub(crate) shapes: Option<Vec<String>>,
+}
+
+#[derive(Args)]
+pub(crate) struct CheckArgs {
+    /// A Hugging Face folder, a .gguf file, or a config.json alone
+    pub(crate) model: PathBuf,
+    /// A chip of `npuc targets`, or a file in the same form that ends in .toml
+    #[arg(long)]
+    pub(crate) target: String,
+    /// FP, FP32, FP16, BF16, 8W16A, 4W16A, 16W16A, 8W8A, 4WFP, 8WFP, integers also in groups (4W16A-g32), or
+    /// stored; without it, FP, and stored for the host
+    #[arg(long)]
+    pub(crate) precision: Option<String>,
+    /// Step shapes: tokens at once against rows of cache
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+    /// How many chunks (5) or the layers of each (4,4,4,2,2); without it, the fewest that the limits allow
+    #[arg(long)]
+    pub(crate) chunks: Option<String>,
+    /// A flag that the vendor's compiler will get and that lifts a limit, e.g. gno=LTS (may be repeated)
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    pub(crate) flag: Vec<String>,
+    /// Write the graphs that the lines of the messages are about into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ir: Option<PathBuf>,
+    /// Print SARIF 2.1.0 instead of text
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) sarif: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct TargetsArgs {
+    /// One of them, or a file that ends in .toml; without it, list them
+    pub(crate) name: Option<String>,
 }
 
 #[derive(Args)]

@@ -19,7 +19,7 @@ use crate::output::{Output, bytes};
 #[derive(Serialize)]
 struct Report {
     bundle: String,
-    target: &'static str,
+    target: String,
     graphs: Vec<GraphReport>,
     #[serde(flatten)]
     written: Written,
@@ -47,10 +47,11 @@ struct Dump {
 /// Runs the command.
 pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     let target = target::find(&args.target)?;
+    target.back_end()?;
     let given = shapes(args.shapes.as_ref())?;
     let dump_after: Option<Pass> = args.dump_after.as_ref().map(|name| Pass::parse(name)).transpose()?;
     let checkpoint = open(args)?;
-    let mut plan = Plan::new(target, given.unwrap_or_else(|| default_shapes(&checkpoint.config)))?;
+    let mut plan = Plan::new(target.clone(), given.unwrap_or_else(|| default_shapes(&checkpoint.config)))?;
     if let Some(names) = &args.passes {
         plan.passes = passes(names)?;
     }
@@ -76,7 +77,7 @@ pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     let check_weights_ms = ms(start);
 
     let contents = Contents {
-        target,
+        target: target.clone(),
         graphs: &graphs,
         tokenizer_json: text.tokenizer_json,
         chat_template: text.chat_template,
@@ -96,7 +97,7 @@ pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     });
     let report = Report {
         bundle: args.output.display().to_string(),
-        target: target.name,
+        target: target.name.clone(),
         graphs: reports.collect(),
         written,
         lower_ms,

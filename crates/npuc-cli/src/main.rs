@@ -9,10 +9,13 @@ use npuc::{Code, Diagnostic, Error, Result};
 
 mod args;
 mod build;
+mod check;
 mod explain;
 mod inspect;
 mod output;
 mod run;
+mod sarif;
+mod targets;
 mod verify;
 
 use args::{Cli, Command};
@@ -36,6 +39,8 @@ fn main() -> ExitCode {
 fn run(command: Command, output: Output) -> Result<u8> {
     match command {
         Command::Inspect(args) => inspect::command(&args, output).map(|()| 0),
+        Command::Check(args) => check::command(&args, output),
+        Command::Targets(args) => targets::command(&args, output).map(|()| 0),
         Command::Build(args) => build::command(&args, output).map(|()| 0),
         Command::Run(args) => run::command(&args, output).map(|()| 0),
         Command::Explain(args) => explain::command(&args, output).map(|()| 0),

@@ -77,6 +77,8 @@ fn help() {
         ("help", ""),
         ("help-inspect", "inspect --help"),
         ("help-build", "build --help"),
+        ("help-check", "check --help"),
+        ("help-targets", "targets --help"),
         ("help-run", "run --help"),
         ("help-verify", "verify --help"),
         ("unknown-flag", "run MODEL --sped"),
@@ -104,6 +106,49 @@ fn inspect() {
 }
 
 #[test]
+fn check_against_targets() {
+    check(&[
+        ("check-llama-genio-720", "check ../configs/llama-3.2-1b.json --target genio-720 --shapes 128t1024c,1t1024c"),
+        (
+            "check-llama-genio-720-lifted",
+            "check ../configs/llama-3.2-1b.json --target genio-720 --precision 8W16A --chunks 4,4,4,2,2 --flag gno=LTS \
+             --shapes 128t1024c,1t1024c",
+        ),
+        ("check-llama-genio-700", "check ../configs/llama-3.2-1b.json --target genio-700 --shapes 128t1024c,1t1024c"),
+        ("check-one-file", "check ../configs/llama-3.2-1b.json --target sm8650 --chunks 1 --shapes 1t1024c"),
+        ("check-whisper", "check ../configs/whisper-base.json --target genio-700"),
+        ("check-small", "check qwen3-bf16 --target ../targets/small.toml --shapes 4t16c,1t16c"),
+        (
+            "check-small-groups",
+            "check qwen3-bf16 --target ../targets/small.toml --precision 4W16A-g64 --flag wide --shapes 1t16c",
+        ),
+        ("check-small-json", "check qwen3-bf16 --target ../targets/small.toml --shapes 1t16c --json"),
+        ("check-small-sarif", "check qwen3-bf16 --target ../targets/small.toml --shapes 1t16c --sarif"),
+        ("check-host", "check llama3-tied-q4_0.gguf --target host --shapes 4t16c,1t16c"),
+        ("check-gguf-stored", "check llama3-tied-q4_0.gguf --target genio-720 --precision stored --shapes 1t16c"),
+        ("check-malformed-target", "check qwen3-bf16 --target ../targets/malformed.toml"),
+        ("check-absent-target", "check qwen3-bf16 --target none.toml"),
+        ("check-unknown-target", "check qwen3-bf16 --target genio-72"),
+        ("check-unknown-flag", "check qwen3-bf16 --target genio-720 --flag gno=LST"),
+        ("check-unknown-precision", "check qwen3-bf16 --target genio-720 --precision W8A16"),
+        ("check-bad-chunks", "check qwen3-bf16 --target genio-720 --chunks 1,9"),
+        ("check-absent-config", "check none.json --target genio-720"),
+    ]);
+}
+
+#[test]
+fn targets() {
+    check(&[
+        ("targets", "targets"),
+        ("targets-json", "targets --json"),
+        ("targets-genio-720", "targets genio-720"),
+        ("targets-own", "targets ../targets/small.toml"),
+        ("targets-own-json", "targets ../targets/small.toml --json"),
+        ("targets-malformed", "targets ../targets/malformed.toml"),
+    ]);
+}
+
+#[test]
 fn build() {
     check(&[
         ("build", "build llama-k-quants.gguf --shapes 4t8c,1t8c -o TMP/out"),
@@ -113,7 +158,8 @@ fn build() {
             "build-dump-decomposed",
             "build llama-k-quants.gguf --shapes 1t4c -o TMP/out --passes decompose,simplify --dump-after simplify",
         ),
-        ("build-unknown-target", "build qwen3-bf16 --target sm8650 -o TMP/out"),
+        ("build-unknown-target", "build qwen3-bf16 --target sm865 -o TMP/out"),
+        ("build-no-back-end", "build qwen3-bf16 --target genio-720 -o TMP/out"),
         ("build-malformed-shape", "build qwen3-bf16 --shapes 128x1024 -o TMP/out"),
         ("build-impossible-shape", "build qwen3-bf16 --shapes 8t4c,1t4c -o TMP/out"),
         ("build-two-capacities", "build qwen3-bf16 --shapes 8t64c,1t32c -o TMP/out"),

@@ -171,8 +171,8 @@ fn formats(tensors: &BTreeMap<String, Tensor>, specs: &BTreeMap<String, Role>) -
 
 fn step_memory(model: &Model, shape: StepShape, weights_bytes: u64) -> Result<StepMemory> {
     let types = npuc::build::weight_types(&model.tensors);
-    let graph = npuc::model::build_step(&model.config, &types, shape, npuc::target::HOST.protocol)?;
-    let layout = Layout { sizes: sizes(&model.config), protocol: npuc::target::HOST.protocol };
+    let graph = npuc::model::build_step(&model.config, &types, shape, npuc::target::host().protocol)?;
+    let layout = Layout { sizes: sizes(&model.config), protocol: npuc::target::host().protocol };
     let activation_bytes = npuc::exec::buffer_bytes(&graph) + layout.input_bytes(shape);
     Ok(StepMemory { shape, weights_bytes, cache_bytes: layout.cache_bytes(shape), activation_bytes })
 }

@@ -88,7 +88,7 @@ impl Program {
     /// Builds a checkpoint for the host.
     pub fn from_checkpoint(checkpoint: Checkpoint, shapes: Option<Vec<StepShape>>) -> Result<Program> {
         let shapes = shapes.unwrap_or_else(|| default_shapes(&checkpoint.config));
-        Program::build(checkpoint, &Plan::new(target::HOST, shapes)?)
+        Program::build(checkpoint, &Plan::new(target::host(), shapes)?)
     }
 
     /// Builds a checkpoint as planned, for execution on the host.

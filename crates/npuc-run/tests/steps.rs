@@ -6,7 +6,7 @@ use npuc::build::Plan;
 use npuc::front;
 use npuc::model::CacheProtocol;
 use npuc::pass::Pass;
-use npuc::target::{HOST, Target};
+use npuc::target;
 use npuc_run::program::Program;
 use npuc_run::session::Session;
 
@@ -19,7 +19,7 @@ const MODELS: [&str; 4] = ["qwen3-bf16", "qwen2-q8_0.gguf", "mistral-bf16", "lla
 
 fn session(model: &str, steps: &str, protocol: CacheProtocol, passes: &[Pass], threads: usize) -> Session {
     let checkpoint = front::open(&checkpoints().join(model)).unwrap();
-    let mut plan = Plan::new(Target { protocol, ..HOST }, shapes(steps)).unwrap();
+    let mut plan = Plan::new(target::host().with_protocol(protocol), shapes(steps)).unwrap();
     plan.passes = passes.to_vec();
     Session::new(&Program::build(checkpoint, &plan).unwrap(), threads, &[]).unwrap()
 }

@@ -24,9 +24,10 @@ pub struct Plan {
 impl Plan {
     /// A plan with the target's own passes.
     ///
-    /// Errors: no shape, a shape twice, no decode shape (`1t…c`), or capacities that differ (all graphs
+    /// Errors: a target that npuc cannot build for, no shape, a shape twice, no decode shape (`1t…c`), or capacities that differ (all graphs
     /// share one cache).
     pub fn new(target: Target, mut shapes: Vec<StepShape>) -> Result<Plan> {
+        target.back_end()?;
         shapes.sort_unstable_by(|a, b| b.cmp(a));
         let fault = |message: &str, need: &str| {
             let have: Vec<String> = shapes.iter().map(StepShape::to_string).collect();
@@ -41,7 +42,8 @@ impl Plan {
         if shapes.last().is_none_or(|shape| shape.tokens != 1) {
             return fault("no step shape decodes", "a shape of one token, e.g. 128t1024c,1t1024c");
         }
-        Ok(Plan { target, shapes, passes: vec![Pass::Simplify] })
+        let passes = target.passes();
+        Ok(Plan { target, shapes, passes })
     }
 }
 
@@ -57,7 +59,7 @@ pub fn lower(
     for &shape in &plan.shapes {
         let graph = model::build_step(&checkpoint.config, &types, shape, plan.target.protocol)?;
         let graph = pass::run(graph, &plan.passes, &mut observe)?;
-        lowered.push((shape, target::check(graph, plan.target)?));
+        lowered.push((shape, target::check(graph, &plan.target)?));
     }
     Ok(lowered)
 }

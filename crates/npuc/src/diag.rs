@@ -5,7 +5,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a code means for the process: the exit status of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,8 +127,42 @@ codes! {
     HashMismatch "hash-mismatch" Input,
     /// A reference file lacks what the comparison needs or does not match the model.
     BadReference "bad-reference" Input,
+    /// A target file is malformed.
+    BadTarget "bad-target" Input,
+    /// npuc can check against the target but not build for it.
+    NoBackEnd "no-back-end" Usage,
     /// The target cannot take the model.
     Misfit "misfit" No,
+    /// An extent of a tensor is larger than the target takes.
+    DimensionLimit "dimension-limit" No,
+    /// A tensor has more axes than the target takes.
+    RankLimit "rank-limit" No,
+    /// A projection computes a number of rows that the target does not take.
+    BatchLimit "batch-limit" No,
+    /// No unit of the target takes the operation.
+    UnsupportedOp "unsupported-op" No,
+    /// The target does not take this combination of activations and weights.
+    UnsupportedFormat "unsupported-format" No,
+    /// The target does not take heads of this width.
+    HeadDim "head-dim" No,
+    /// An extent is not the multiple that the target needs.
+    ExtentMultiple "extent-multiple" No,
+    /// The groups of a weight's scales do not divide its inputs.
+    GroupSize "group-size" No,
+    /// A graph has more operations than the target's tools take.
+    OpCount "op-count" No,
+    /// A graph has more ports than the target takes.
+    BindingCount "binding-count" No,
+    /// Something needs more bytes than the target has or takes.
+    ByteLimit "byte-limit" No,
+    /// A row does not fit the memory next to the arithmetic.
+    OnChipLimit "on-chip-limit" No,
+    /// Sums of products may leave the accumulator.
+    AccumulatorRange "accumulator-range" No,
+    /// Values may leave the range of binary16.
+    Fp16Range "fp16-range" No,
+    /// The vendor does not promise transformers on this generation.
+    ChipGeneration "chip-generation" No,
     /// The outputs differ from the reference by more than the gate allows.
     Unfaithful "unfaithful" No,
     /// The work needs more memory than there is.
@@ -157,7 +191,7 @@ impl Serialize for Code {
 }
 
 /// Whether the work can go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The work stops.

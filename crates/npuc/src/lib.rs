@@ -8,6 +8,7 @@ pub mod build;
 pub mod bundle;
 pub mod diag;
 pub mod exec;
+pub mod fit;
 pub mod front;
 pub mod ir;
 pub mod model;

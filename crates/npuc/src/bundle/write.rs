@@ -90,7 +90,7 @@ pub fn write(
     let manifest = Manifest {
         schema: SCHEMA,
         npuc: env!("CARGO_PKG_VERSION").into(),
-        target: contents.target.name.into(),
+        target: contents.target.name.clone(),
         protocol: contents.target.protocol,
         model: checkpoint.config.clone(),
         checkpoint: source_records(checkpoint)?,

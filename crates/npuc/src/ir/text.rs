@@ -44,18 +44,23 @@ pub fn call(op: &Op, args: &[ValueId]) -> String {
     format!("{}({}){attrs}", op.name(), args.join(", "))
 }
 
+/// The line that defines the value, without its indentation.
+pub fn value_text(graph: &Graph, id: ValueId) -> String {
+    let Value { name, ty, def } = graph.value(id);
+    let quoted = Quoted(name);
+    match def {
+        Def::Input => format!("{id} = input {quoted} : {ty}"),
+        Def::Weight => format!("{id} = weight {quoted} : {ty}"),
+        Def::Op { op, args } if name.is_empty() => format!("{id} = {} : {ty}", call(op, args)),
+        Def::Op { op, args } => format!("{id} = {} : {ty} @ {quoted}", call(op, args)),
+    }
+}
+
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "graph {} {{", Quoted(&self.name))?;
-        for (i, Value { name, ty, def }) in self.values.iter().enumerate() {
-            let name = Quoted(name);
-            write!(f, "  %{i} = ")?;
-            match def {
-                Def::Input => writeln!(f, "input {name} : {ty}")?,
-                Def::Weight => writeln!(f, "weight {name} : {ty}")?,
-                Def::Op { op, args } if name.0.is_empty() => writeln!(f, "{} : {ty}", call(op, args))?,
-                Def::Op { op, args } => writeln!(f, "{} : {ty} @ {name}", call(op, args))?,
-            }
+        for id in self.ids() {
+            writeln!(f, "  {}", value_text(self, id))?;
         }
         for Output { name, value } in &self.outputs {
             writeln!(f, "  output {} = {value}", Quoted(name))?;

@@ -6,6 +6,7 @@ use crate::ir::infer::infer;
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, Op, Output, Type, Value, ValueId};
 
+pub mod chunk;
 mod decompose;
 mod simplify;
 

@@ -1,9 +1,12 @@
 //! The check before emission: the only maker of [`Checked`], and emitters take nothing else.
 
-use crate::diag::Result;
-use crate::ir::{Graph, verify};
+use std::collections::BTreeSet;
 
-use super::Target;
+use super::ledger;
+use super::misfit::fold;
+use super::{Misfit, Precision, Target, graph};
+use crate::diag::{Code, Diagnostic, Error, Result, Severity};
+use crate::ir::{Graph, verify};
 
 /// A graph that a target takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,15 +22,57 @@ impl Checked {
     }
 
     /// The target that takes it.
-    pub fn target(&self) -> Target {
-        self.target
+    pub fn target(&self) -> &Target {
+        &self.target
     }
 }
 
-/// Checks a graph against a target. The host takes every graph that keeps the rules of the IR.
+/// What a graph is checked for besides the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The formats that the model gets.
+    pub precision: Precision,
+    /// Flags, without their dashes, that the vendor's compiler will get besides the target's own.
+    pub flags: BTreeSet<String>,
+}
+
+impl Question {
+    /// A question about `precision` and flags that lift limits of the target.
+    ///
+    /// # Errors
+    /// [`Code::BadArgument`] for a flag that no rule of the target knows.
+    pub fn new(target: &Target, precision: Precision, flags: &[String]) -> Result<Question> {
+        let known = target.lifting_flags();
+        let flags: BTreeSet<String> = flags.iter().map(|flag| flag.trim_start_matches('-').to_owned()).collect();
+        if let Some(unknown) = flags.iter().find(|flag| !known.contains(&flag.as_str())) {
+            let need = if known.is_empty() { "no flag".to_owned() } else { format!("one of: {}", known.join(", ")) };
+            return Err(Diagnostic::error(Code::BadArgument, format!("no rule of {} knows the flag", target.name))
+                .need(need)
+                .have(unknown)
+                .into());
+        }
+        Ok(Question { precision, flags })
+    }
+}
+
+/// What keeps a verified graph from the target or is worth knowing about it, apart from memory and counts
+/// (see [`ledger`]). Equal ones are folded; errors come first.
+pub fn misfits(graph: &Graph, target: &Target, question: &Question) -> Vec<Misfit> {
+    fold(graph::misfits(graph, target, question))
+}
+
+/// Checks a graph against a target: whole, with weights as they are stored and activations in the target's
+/// float format.
 ///
-/// Errors: all misfits at once.
-pub fn check(graph: Graph, target: Target) -> Result<Checked> {
+/// # Errors
+/// What the verifier finds; otherwise all misfits at once.
+pub fn check(graph: Graph, target: &Target) -> Result<Checked> {
     verify::verify(&graph)?;
-    Ok(Checked { graph, target })
+    let question = Question { precision: Precision::stored(target.float), flags: BTreeSet::new() };
+    let memory = ledger::measure(std::slice::from_ref(&graph), &question.precision);
+    let mut found = graph::misfits(&graph, target, &question);
+    found.extend(ledger::misfits(&memory, std::slice::from_ref(&graph), target, &question));
+    let found = fold(found).into_iter().filter(|misfit| misfit.severity == Severity::Error);
+    Error::check(found.map(|misfit| misfit.diagnostic()).collect())?;
+    Ok(Checked { graph, target: target.clone() })
 }

@@ -1,39 +1,363 @@
-//! Targets: what a chip takes. A target knows graphs and rules, never a model.
+//! Targets: what a chip takes, as data. A target knows graphs and rules, never a model.
+//!
+//! Each chip is one file in `targets/`, compiled in; `--target ./my.toml` reads a user's own in the same form.
 
-use crate::diag::{Code, Diagnostic, Result};
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use serde::{Deserialize, Serialize};
+
+use crate::back::BackEnd;
+use crate::diag::{Code, Diagnostic, Result, Severity};
 use crate::model::CacheProtocol;
+use crate::pass::Pass;
 
 pub mod check;
+mod file;
+mod graph;
+pub mod ledger;
+mod misfit;
+pub mod number;
+mod remedy;
+pub mod rule;
 
-pub use check::{Checked, check};
+#[cfg(test)]
+mod tests;
 
-/// A chip, or the host, that npuc builds for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// The name on the command line and in manifests.
-    pub name: &'static str,
-    /// One line for people.
-    pub summary: &'static str,
-    /// How caches travel between its steps.
-    pub protocol: CacheProtocol,
+pub use check::{Checked, Question, check, misfits};
+pub(crate) use misfit::fold;
+pub use misfit::{Misfit, Place};
+pub use number::{Granularity, Number, Precision, WeightFormat};
+pub use rule::{Grade, Rule};
+
+use rule::{Condition, OpName, Text};
+
+/// A chip, or the host. Cheap to clone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target(Arc<Chip>);
+
+impl Deref for Target {
+    type Target = Chip;
+
+    fn deref(&self) -> &Chip {
+        &self.0
+    }
 }
 
-/// The machine npuc runs on, with f32 arithmetic over weights as they are stored.
-pub const HOST: Target = Target {
-    name: "host",
-    summary: "this machine's CPU: f32 arithmetic over weights as they are stored",
-    protocol: CacheProtocol::Append,
-};
+/// What a target file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Chip {
+    /// The name on the command line and in manifests.
+    pub name: String,
+    /// One line for people.
+    pub summary: Text,
+    /// The vendor's numbers of the chips it stands for.
+    #[serde(default)]
+    pub chips: Vec<String>,
+    /// The generation of the NPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<Generation>,
+    /// The back end that builds for it; absent where npuc can only check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub back_end: Option<BackEnd>,
+    /// How caches travel between its steps.
+    pub protocol: CacheProtocol,
+    /// How caches and weights are best laid out.
+    #[serde(default)]
+    pub layouts: Vec<Statement>,
+    /// The float format that the precision FP means.
+    pub float: Number,
+    /// Whether the vendor's tools give single operations to another unit when the NPU refuses them.
+    #[serde(default)]
+    pub fallback: bool,
+    /// The units, the NPU first.
+    #[serde(rename = "unit")]
+    pub units: Vec<Unit>,
+    /// Which operations the units take or refuse.
+    pub ops: Vec<OpSupport>,
+    /// Which formats activations and weights may have together.
+    #[serde(rename = "format")]
+    pub formats: Vec<FormatSupport>,
+    /// The rules.
+    #[serde(default, rename = "rule")]
+    pub rules: Vec<Rule>,
+    /// The flags that the vendor's compiler needs.
+    #[serde(default, rename = "flag")]
+    pub flags: Vec<ToolFlag>,
+    /// What is known and cannot be checked on a graph.
+    #[serde(default, rename = "note")]
+    pub notes: Vec<Statement>,
+}
 
-/// Every target npuc builds for.
-pub const TARGETS: &[Target] = &[HOST];
+/// The generation of an NPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Generation {
+    /// The vendor's name.
+    pub name: Text,
+    /// The number that generations are compared by.
+    pub major: u32,
+}
 
-/// The target of that name.
+/// A statement with its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Statement {
+    /// What is said.
+    pub text: Text,
+    /// Where it comes from.
+    pub source: Text,
+    /// How well it is founded.
+    pub grade: Grade,
+}
+
+/// A part of a chip that computes or moves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Unit {
+    /// The name in messages.
+    pub name: Text,
+    /// What it is.
+    pub kind: UnitKind,
+    /// How many there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// Bytes of the memory next to its arithmetic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_chip_bytes: Option<u64>,
+    /// Where the statement comes from.
+    pub source: Text,
+    /// How well it is founded.
+    pub grade: Grade,
+}
+
+/// What a unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnitKind {
+    /// The NPU, or what stands for it.
+    Npu,
+    /// A mover of data beside the NPU.
+    Dma,
+    /// A processor that takes over what the NPU does not.
+    Cpu,
+}
+
+/// Operations that a unit takes or refuses, each with the vendor's name for what it becomes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpSupport {
+    /// The unit.
+    pub unit: String,
+    /// The activations it is true for; empty for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub activations: Vec<Number>,
+    /// What it takes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub takes: BTreeMap<OpName, Text>,
+    /// What it is known to refuse.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refuses: BTreeMap<OpName, Text>,
+    /// Where the statement comes from.
+    pub source: Text,
+    /// How well it is founded.
+    pub grade: Grade,
+}
+
+/// Formats that activations and the weights of projections may have together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FormatSupport {
+    /// The activations.
+    pub activation: Number,
+    /// The weights.
+    pub weights: Vec<Number>,
+    /// One scale a tensor.
+    #[serde(default)]
+    pub tensor: bool,
+    /// One scale a channel.
+    #[serde(default)]
+    pub channel: bool,
+    /// The sizes of groups that there may be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<usize>,
+    /// Where the statement comes from.
+    pub source: Text,
+    /// How well it is founded.
+    pub grade: Grade,
+}
+
+impl FormatSupport {
+    /// Whether projections may have weights of that format.
+    pub fn takes(&self, format: WeightFormat) -> bool {
+        let by_itself = format.number.is_float() || matches!(format.number, Number::Block(_));
+        let granularity = match format.granularity {
+            Granularity::Tensor => self.tensor,
+            Granularity::Channel => self.channel,
+            Granularity::Group(len) => self.groups.contains(&len),
+        };
+        self.weights.contains(&format.number) && (by_itself || granularity)
+    }
+}
+
+/// A flag of the vendor's compiler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolFlag {
+    /// As it is written.
+    pub flag: Text,
+    /// When it is needed.
+    #[serde(default)]
+    pub when: Condition,
+    /// Where the statement comes from.
+    pub source: Text,
+    /// How well it is founded.
+    pub grade: Grade,
+}
+
+impl Chip {
+    /// The unit that takes an operation in the given activations, and the vendor's name for what it becomes;
+    /// an NPU before others.
+    pub fn taker(&self, op: &str, activation: Number) -> Option<(&Unit, &str)> {
+        let by_unit = |unit: &&Unit| {
+            let mut of_unit = self.ops.iter().filter(|ops| ops.unit == unit.name.0);
+            let fits = |ops: &&OpSupport| ops.activations.is_empty() || ops.activations.contains(&activation);
+            of_unit.find_map(|ops| ops.takes.iter().find(|(name, _)| name.0 == op && fits(&ops)).map(|(_, text)| text))
+        };
+        let mut units: Vec<&Unit> = self.units.iter().collect();
+        units.sort_by_key(|unit| match unit.kind {
+            UnitKind::Npu => 0,
+            UnitKind::Dma => 1,
+            UnitKind::Cpu => 2,
+        });
+        units.into_iter().find_map(|unit| by_unit(&unit).map(|name| (unit, name.0.as_str())))
+    }
+
+    /// The unit that computes, for messages.
+    pub fn main_unit(&self) -> &Unit {
+        &self.units[0]
+    }
+
+    /// The passes that put a graph into the operations the chip takes.
+    pub fn passes(&self) -> Vec<Pass> {
+        let lacks = |op: &str| self.ops.iter().all(|ops| ops.takes.keys().all(|name| name.0 != op));
+        let plain = [
+            ("attention", Pass::DecomposeAttention),
+            ("rms_norm", Pass::DecomposeRmsNorm),
+            ("rope", Pass::DecomposeRope),
+            ("softmax", Pass::DecomposeSoftmax),
+            ("silu", Pass::DecomposeSilu),
+        ];
+        let decompose = plain.into_iter().filter(|(op, _)| lacks(op)).map(|(_, pass)| pass);
+        decompose.chain([Pass::Simplify]).collect()
+    }
+
+    /// The operations that npuc promises to build for the chip: those it takes, if there is a back end.
+    pub fn buildable(&self) -> Vec<&'static str> {
+        let taken = || self.ops.iter().flat_map(|ops| ops.takes.keys().map(|name| name.0));
+        self.back_end.map(|_| taken().collect()).unwrap_or_default()
+    }
+
+    /// The flags that the vendor's compiler needs for a precision.
+    pub fn flags_for(&self, precision: &Precision) -> Vec<&str> {
+        self.flags.iter().filter(|flag| flag.when.holds(precision, None)).map(|flag| flag.flag.0.as_str()).collect()
+    }
+
+    /// The flags that lift a limit.
+    pub fn lifting_flags(&self) -> Vec<&str> {
+        let flags = self.rules.iter().flat_map(|rule| rule.unless.iter().map(|unless| unless.flag.0.as_str()));
+        let mut flags: Vec<&str> = flags.collect();
+        flags.sort_unstable();
+        flags.dedup();
+        flags
+    }
+}
+
+impl Target {
+    /// The same target with another cache protocol.
+    pub fn with_protocol(mut self, protocol: CacheProtocol) -> Target {
+        Arc::make_mut(&mut self.0).protocol = protocol;
+        self
+    }
+
+    /// The same target without the rules that only warn.
+    pub fn without_warnings(mut self) -> Target {
+        Arc::make_mut(&mut self.0).rules.retain(|rule| rule.severity == Severity::Error);
+        self
+    }
+
+    /// The back end that builds for it.
+    ///
+    /// # Errors
+    /// [`Code::NoBackEnd`] where npuc can only check.
+    pub fn back_end(&self) -> Result<BackEnd> {
+        self.back_end.ok_or_else(|| {
+            let built: Vec<&str> =
+                all().iter().filter(|target| target.back_end.is_some()).map(|target| target.name.as_str()).collect();
+            Diagnostic::error(Code::NoBackEnd, format!("npuc has no back end for {} yet", self.name))
+                .need(format!("a target that npuc builds for: {}", built.join(", ")))
+                .have(&self.name)
+                .help(format!("`npuc check MODEL --target {}` tells whether and why a model does not fit", self.name))
+                .into()
+        })
+    }
+}
+
+macro_rules! shipped {
+    ($($name:literal),+ $(,)?) => {
+        /// The name and text of every target that npuc brings along.
+        const SHIPPED: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../../../../targets/", $name, ".toml")))),+];
+    };
+}
+
+shipped![
+    "host",
+    "genio-720",
+    "genio-700",
+    "genio-1200",
+    "dimensity-9300",
+    "dimensity-9400",
+    "sm8550",
+    "sm8650",
+    "sm8750",
+    "sm8850",
+    "sl2610",
+    "mali-valhall",
+];
+
+/// Every target that npuc brings along.
+pub fn all() -> &'static [Target] {
+    static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
+        let read = |(name, text): &(&str, &str)| {
+            let path = format!("targets/{name}.toml");
+            file::parse(text, Path::new(&path)).expect("the targets brought along are well formed; a test reads each")
+        };
+        SHIPPED.iter().map(read).collect()
+    });
+    &ALL
+}
+
+/// The machine npuc runs on.
+pub fn host() -> Target {
+    all()[0].clone()
+}
+
+/// The target of that name, or of that file where `name` ends in `.toml`.
+///
+/// # Errors
+/// A name npuc does not know; what is wrong in the file, with line and column ([`Code::BadTarget`]).
 pub fn find(name: &str) -> Result<Target> {
-    TARGETS.iter().copied().find(|target| target.name == name).ok_or_else(|| {
-        let known: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+    if name.ends_with(".toml") {
+        return file::open(Path::new(name));
+    }
+    all().iter().find(|target| target.name == name).cloned().ok_or_else(|| {
+        let known: Vec<&str> = all().iter().map(|target| target.name.as_str()).collect();
         Diagnostic::error(Code::BadArgument, "npuc does not know this target")
-            .need(format!("one of: {}", known.join(", ")))
+            .need(format!("one of: {}, or a file that ends in .toml", known.join(", ")))
             .have(name)
             .into()
     })

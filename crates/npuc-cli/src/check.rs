@@ -1,0 +1,219 @@
+//! `npuc check`: whether a model fits a chip, what does not and why.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use npuc::bundle::write::write_file;
+use npuc::diag::{Class, Severity};
+use npuc::fit::{Chunk, Chunks, Context, Fit, Request, fit};
+use npuc::front::{self, ModelConfig, config_hf};
+use npuc::target::ledger::Usage;
+use npuc::target::{self, Misfit, Precision, Question, Target};
+use npuc::{Code, Diagnostic, Result, Tensor};
+use npuc_run::program::default_shapes;
+use serde::Serialize;
+
+use crate::args::{CheckArgs, shapes};
+use crate::output::{Output, bytes};
+use crate::sarif;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: String,
+    target: &'a str,
+    precision: &'a str,
+    shapes: Vec<String>,
+    flags: Vec<String>,
+    fits: bool,
+    misfits: Vec<&'a Misfit>,
+    warnings: Vec<&'a Misfit>,
+    weights_bytes: u64,
+    state_bytes: u64,
+    activation_bytes: u64,
+    total_bytes: u64,
+    chunks: &'a [Chunk],
+    chosen_chunks: bool,
+    binding: Option<&'a Usage>,
+    context: Option<&'a Context>,
+    checkpoint_warnings: Vec<Diagnostic>,
+}
+
+/// A configuration, alone or with its weights.
+struct Model {
+    config: ModelConfig,
+    weights: Option<BTreeMap<String, Tensor>>,
+    warnings: Vec<Diagnostic>,
+}
+
+/// Runs the command; gives the exit status.
+pub(crate) fn command(args: &CheckArgs, output: Output) -> Result<u8> {
+    let target = target::find(&args.target)?;
+    let usual = if target.back_end.is_some() { "stored" } else { "FP" };
+    let precision = Precision::parse(args.precision.as_deref().unwrap_or(usual), target.float)?;
+    let question = Question::new(&target, precision, &args.flag)?;
+    let given = shapes(args.shapes.as_ref())?;
+    let chunks = args.chunks.as_deref().map_or(Ok(Chunks::Automatic), Chunks::parse)?;
+    let model = open(&args.model)?;
+    let shapes = given.unwrap_or_else(|| default_shapes(&model.config));
+    let request = Request { target, question, shapes, chunks };
+    let fit = fit(&model.config, model.weights.as_ref(), &request)?;
+    if let Some(folder) = &args.ir {
+        write_graphs(&fit, folder)?;
+    }
+    let status = if fit.fits() { 0 } else { Class::No.exit_status() };
+    if args.sarif {
+        let log = sarif::log(&fit.misfits);
+        let text = serde_json::to_string_pretty(&log).expect("the log has only text keys");
+        output.text(&format!("{text}\n"))?;
+        return Ok(status);
+    }
+    output.warnings(&model.warnings);
+    let report = report(args, &request, &fit, model.warnings);
+    output.result(&report, &render(&report, &fit, &request.target))?;
+    Ok(status)
+}
+
+fn open(path: &Path) -> Result<Model> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        let text = std::fs::read(path).map_err(|error| {
+            Diagnostic::error(Code::Unreadable, format!("cannot read the file: {error}")).file(path)
+        })?;
+        let config = ModelConfig::Llama(config_hf::parse(&text, path)?.model);
+        return Ok(Model { config, weights: None, warnings: Vec::new() });
+    }
+    let checkpoint = front::open(path)?;
+    Ok(Model { config: checkpoint.config, weights: Some(checkpoint.tensors), warnings: checkpoint.warnings })
+}
+
+fn write_graphs(fit: &Fit, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| {
+        Diagnostic::error(Code::Unwritable, format!("cannot make the folder: {error}")).file(folder)
+    })?;
+    for graph in fit.graphs.iter().chain(&fit.chunk_graphs) {
+        write_file(&folder.join(format!("{}.ir", graph.name)), graph.to_string().as_bytes())?;
+    }
+    Ok(())
+}
+
+fn report<'a>(
+    args: &CheckArgs,
+    request: &'a Request,
+    fit: &'a Fit,
+    checkpoint_warnings: Vec<Diagnostic>,
+) -> Report<'a> {
+    let Request { target, question, shapes, chunks } = request;
+    let (misfits, warnings) = fit.misfits.iter().partition(|misfit| misfit.severity == Severity::Error);
+    let sum = |of: fn(&Chunk) -> u64| fit.chunks.iter().map(of).sum();
+    let lifting = question.flags.iter().map(|flag| format!("--{flag}"));
+    let flags = target.flags_for(&question.precision).into_iter().map(str::to_owned).chain(lifting).collect();
+    let activations = |chunk: &Chunk| chunk.memory.graphs.iter().map(|graph| graph.activation_bytes).sum::<u64>();
+    Report {
+        model: args.model.display().to_string(),
+        target: &target.name,
+        precision: &question.precision.name,
+        shapes: shapes.iter().map(ToString::to_string).collect(),
+        flags,
+        fits: fit.fits(),
+        misfits,
+        warnings,
+        weights_bytes: sum(|chunk| chunk.memory.weights_bytes),
+        state_bytes: sum(|chunk| chunk.memory.state_bytes),
+        activation_bytes: sum(activations),
+        total_bytes: sum(|chunk| chunk.memory.total_bytes()),
+        chunks: &fit.chunks,
+        chosen_chunks: *chunks == Chunks::Automatic,
+        binding: fit.binding.as_ref(),
+        context: fit.context.as_ref(),
+        checkpoint_warnings,
+    }
+}
+
+fn render(report: &Report<'_>, fit: &Fit, target: &Target) -> String {
+    let mut text: String = fit.misfits.iter().map(|misfit| format!("{}\n", message(misfit))).collect();
+    let mut line = |name: &str, value: String| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<14}{value}");
+    };
+    line("target", format!("{}, {}", target.name, target.summary));
+    line("precision", format!("{} at {}", report.precision, report.shapes.join(", ")));
+    if !report.flags.is_empty() {
+        line("flags", report.flags.join(" "));
+    }
+    let how = if report.chosen_chunks { "the fewest that the limits allow" } else { "as given" };
+    line("chunks", format!("{} ({how})", report.chunks.len()));
+    for (index, chunk) in report.chunks.iter().enumerate() {
+        line(&format!("  chunk {index}"), chunk_line(chunk));
+    }
+    line(
+        "total",
+        format!(
+            "{} (weights {}, state {}, activations {}, the rest ports)",
+            bytes(report.total_bytes),
+            bytes(report.weights_bytes),
+            bytes(report.state_bytes),
+            bytes(report.activation_bytes)
+        ),
+    );
+    if let Some(usage) = report.binding {
+        let Usage { rule, limit, chunk, used, .. } = usage;
+        let share = 100.0 * usage.share();
+        line("nearest limit", format!("{rule}: {limit}; chunk {chunk} uses {used}, {share:.0} %"));
+    }
+    if let Some(Context { capacity, bound_by }) = report.context {
+        line("context", format!("up to {capacity} rows, bound by {bound_by}"));
+    }
+    line("answer", answer(report));
+    text
+}
+
+fn chunk_line(chunk: &Chunk) -> String {
+    let memory = &chunk.memory;
+    let graphs = memory.graphs.iter().map(|graph| format!("{} operations and {} ports", graph.operations, graph.ports));
+    let graphs: Vec<String> = graphs.collect();
+    let layers = if chunk.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", chunk.layers) };
+    let activations: u64 = memory.graphs.iter().map(|graph| graph.activation_bytes).sum();
+    format!(
+        "{layers}: weights {}, state {}, activations {}; {}",
+        bytes(memory.weights_bytes),
+        bytes(memory.state_bytes),
+        bytes(activations),
+        graphs.join(" / ")
+    )
+}
+
+fn answer(report: &Report<'_>) -> String {
+    let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let warnings = count(report.warnings.len(), "warning");
+    match report.misfits.len() {
+        0 => format!("fits, {warnings}"),
+        misfits => format!("does not fit: {}, {warnings}", count(misfits, "misfit")),
+    }
+}
+
+/// One misfit in the manner of a compiler's message.
+fn message(misfit: &Misfit) -> String {
+    let severity = match misfit.severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    };
+    let mut text = format!("{severity}[{}]: {}\n", misfit.code, misfit.message);
+    if let Some((first, others)) = misfit.places.split_first() {
+        let margin = " ".repeat(first.line.to_string().len());
+        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        let _ = writeln!(text, "{margin}--> {} ({}.ir:{}){more}", first.path, first.graph, first.line);
+        let _ = writeln!(text, "{margin} |");
+        let _ = writeln!(text, "{} | {}", first.line, first.text);
+        let _ = writeln!(text, "{margin} |");
+        let mut line = |name: &str, value: &str| {
+            let _ = writeln!(text, "{margin} = {name}: {value}");
+        };
+        line("unit", &misfit.unit);
+        line("limit", &misfit.limit);
+        line("actual", &misfit.actual);
+        misfit.why.iter().for_each(|why| line("note", why));
+        line("source", &format!("{} ({})", misfit.source, misfit.grade.name()));
+        misfit.remedies.iter().for_each(|remedy| line("help", &remedy.to_string()));
+    }
+    text
+}

@@ -1,0 +1,569 @@
+//! Measuring a graph against the rules of a target, one function per kind of limit.
+
+use super::check::Question;
+use super::number::WeightFormat;
+use super::rule::{Cost, Extent, Hazard, Limit, Per, Remedy, Rule};
+use super::{Chip, Grade, Misfit, Place, UnitKind, remedy};
+use crate::diag::{Code, Severity};
+use crate::ir::{Def, Graph, Op, ValueId};
+use crate::model::Port;
+
+/// A place where a rule is broken.
+struct Found {
+    at: ValueId,
+    message: String,
+    actual: String,
+    remedies: Vec<Remedy>,
+}
+
+/// A graph and what it is held against.
+struct Scene<'a> {
+    graph: &'a Graph,
+    chip: &'a Chip,
+    question: &'a Question,
+}
+
+/// An operation of a graph.
+struct At<'a> {
+    id: ValueId,
+    op: &'a Op,
+    args: &'a [ValueId],
+}
+
+/// Every misfit of the graph alone, unfolded.
+pub(super) fn misfits(graph: &Graph, chip: &Chip, question: &Question) -> Vec<Misfit> {
+    let scene = Scene { graph, chip, question };
+    let mut all = scene.unsupported_ops();
+    all.extend(scene.unsupported_formats());
+    for rule in &chip.rules {
+        all.extend(scene.broken(rule).into_iter().map(|found| scene.misfit(rule, found)));
+    }
+    all
+}
+
+impl<'a> Scene<'a> {
+    fn ops(&self) -> impl Iterator<Item = At<'a>> + use<'a> {
+        let graph = self.graph;
+        graph.ids().filter_map(move |id| match &graph.value(id).def {
+            Def::Op { op, args } => Some(At { id, op, args }),
+            Def::Input | Def::Weight => None,
+        })
+    }
+
+    fn shape(&self, id: ValueId) -> &'a [usize] {
+        &self.graph.value(id).ty.shape
+    }
+
+    /// The operations that a rule is about.
+    fn ruled(&self, rule: &'a Rule) -> impl Iterator<Item = At<'a>> + use<'a, '_> {
+        let named = |at: &At<'_>| rule.ops.is_empty() || rule.ops.iter().any(|op| op.0 == at.op.name());
+        self.ops().filter(move |at| named(at) && rule.when.holds(&self.question.precision, self.format(at)))
+    }
+
+    /// The format of a projection's weights.
+    fn format(&self, at: &At<'_>) -> Option<WeightFormat> {
+        let weight = *matrix(at)?;
+        let value = self.graph.value(weight);
+        (value.def == Def::Weight).then(|| self.question.precision.weight_format(value.ty.dtype))
+    }
+
+    /// The unit and the vendor's name of an operation, for messages.
+    fn unit(&self, op: &str) -> String {
+        match self.chip.taker(op, self.question.precision.activation) {
+            Some((unit, name)) => format!("{} ({name})", unit.name),
+            None => self.chip.main_unit().name.to_string(),
+        }
+    }
+
+    fn misfit(&self, rule: &Rule, found: Found) -> Misfit {
+        let unit = match &self.graph.value(found.at).def {
+            Def::Op { op, .. } => self.unit(op.name()),
+            Def::Input | Def::Weight => self.chip.main_unit().name.to_string(),
+        };
+        let mut remedies = found.remedies;
+        remedies.extend(rule.remedies.iter().cloned());
+        Misfit {
+            severity: rule.severity,
+            code: rule.limit.code(),
+            rule: rule.name.0.clone(),
+            message: found.message,
+            unit,
+            limit: rule.limit.to_string(),
+            actual: found.actual,
+            why: rule.why.as_ref().map(ToString::to_string),
+            source: rule.source.0.clone(),
+            grade: rule.grade,
+            remedies,
+            places: vec![Place::value(self.graph, found.at)],
+        }
+    }
+
+    fn broken(&self, rule: &'a Rule) -> Vec<Found> {
+        match &rule.limit {
+            Limit::Dimension { max } => {
+                self.ruled(rule).filter_map(|at| self.dimension(rule, &at, max.get())).collect()
+            }
+            Limit::Rank { max } => self.ruled(rule).filter_map(|at| self.rank(&at, max.get())).collect(),
+            Limit::Batch { allowed } => {
+                let allowed: Vec<usize> = allowed.iter().map(|rows| rows.get()).collect();
+                self.ruled(rule).filter_map(|at| self.batch(&at, &allowed)).collect()
+            }
+            Limit::HeadDim { allowed } => {
+                let allowed: Vec<usize> = allowed.iter().map(|dim| dim.get()).collect();
+                self.ruled(rule).filter_map(|at| self.head_dim(&at, &allowed)).collect()
+            }
+            Limit::Multiple { extent, of } => {
+                self.ruled(rule).filter_map(|at| self.multiple(&at, *extent, of.get())).collect()
+            }
+            Limit::GroupDivides {} => self.ruled(rule).filter_map(|at| self.group(&at)).collect(),
+            Limit::Bytes { per: Per::Tensor, max } => self.tensor_bytes(rule, max.get()),
+            Limit::OnChip { max } => self.ruled(rule).filter_map(|at| self.on_chip(&at, max.get())).collect(),
+            Limit::Accumulator { bits } => {
+                self.ruled(rule).filter_map(|at| self.accumulator(&at, bits.get())).collect()
+            }
+            Limit::Fp16Range { hazard } => self.ruled(rule).filter_map(|at| self.hazard(&at, *hazard)).collect(),
+            Limit::Generation { min } => self.generation(rule, *min).into_iter().collect(),
+            // The ledger measures these over chunks.
+            Limit::OpCount { .. }
+            | Limit::BindingCount { .. }
+            | Limit::Bytes { per: Per::File | Per::Graph | Per::Context, .. } => Vec::new(),
+        }
+    }
+
+    fn dimension(&self, rule: &Rule, at: &At<'_>, max: usize) -> Option<Found> {
+        let operands = at.args.iter().enumerate().map(|(i, &arg)| (format!("operand {i}"), self.shape(arg)));
+        let result = [("result".to_owned(), self.shape(at.id))];
+        let over: Vec<String> = operands
+            .chain(result)
+            .filter(|(_, shape)| shape.iter().any(|&extent| extent > max))
+            .map(|(name, shape)| format!("{name} {shape:?}"))
+            .collect();
+        if over.is_empty() {
+            return None;
+        }
+        let mut remedies = Vec::new();
+        if let Some(outputs) = self.outputs_alone_over(at, max) {
+            for unless in &rule.unless {
+                let concerns = unless.ops.is_empty() || unless.ops.iter().any(|op| op.0 == at.op.name());
+                let multiple = unless.output_multiple_of.is_none_or(|of| outputs.is_multiple_of(of.get()));
+                if concerns && multiple && self.question.flags.contains(&unless.flag.0) {
+                    return None;
+                }
+                remedies.extend(concerns.then(|| remedy::flag(unless, outputs)));
+            }
+            remedies.push(remedy::outputs(outputs, max));
+        } else if self.is_cache_wide(at, max) {
+            remedies.push(Remedy::new(Cost::Option, "a shorter context").option("--shapes"));
+        }
+        let widest = self.widest(at);
+        let message = format!("an extent of `{}` is {widest}, more than the unit takes", at.op.name());
+        Some(Found { at: at.id, message, actual: over.join(", "), remedies })
+    }
+
+    /// The outputs of a projection, if nothing else of it is over `max`.
+    fn outputs_alone_over(&self, at: &At<'_>, max: usize) -> Option<usize> {
+        matrix(at)?;
+        let (&outputs, rows) = self.shape(at.id).split_last()?;
+        let fits = |shape: &[usize]| shape.iter().all(|&extent| extent <= max);
+        let input_fits = fits(self.shape(*at.args.first()?));
+        (outputs > max && fits(rows) && input_fits).then_some(outputs)
+    }
+
+    /// Whether what is over `max` is the row of past and new positions.
+    fn is_cache_wide(&self, at: &At<'_>, max: usize) -> bool {
+        let mask =
+            self.graph.values.iter().find(|value| value.def == Def::Input && value.name == Port::Mask.to_string());
+        let positions = mask.and_then(|mask| mask.ty.shape.last().copied());
+        positions.is_some_and(|positions| positions > max && self.widest(at) <= positions)
+    }
+
+    fn widest(&self, at: &At<'_>) -> usize {
+        at.args.iter().chain([&at.id]).flat_map(|&id| self.shape(id)).copied().max().unwrap_or(0)
+    }
+
+    fn rank(&self, at: &At<'_>, max: usize) -> Option<Found> {
+        let rank = at.args.iter().chain([&at.id]).map(|&id| self.shape(id).len()).max()?;
+        (rank > max).then(|| Found {
+            at: at.id,
+            message: format!("`{}` has rank {rank}, more than the unit takes", at.op.name()),
+            actual: format!("rank {rank}: {:?}", self.shape(at.id)),
+            remedies: vec![Remedy::new(Cost::Rewrite, "join neighbouring axes with a reshape around the operation")],
+        })
+    }
+
+    fn batch(&self, at: &At<'_>, allowed: &[usize]) -> Option<Found> {
+        matrix(at)?;
+        let rows: usize = self.shape(at.id).split_last()?.1.iter().product();
+        let largest = allowed.iter().copied().filter(|&of| rows.is_multiple_of(of)).max();
+        (!allowed.contains(&rows)).then(|| Found {
+            at: at.id,
+            message: format!("`{}` computes {rows} rows at once", at.op.name()),
+            actual: format!("{rows} rows"),
+            remedies: largest
+                .map(|of| Remedy::new(Cost::Option, format!("steps of {of} tokens")).option("--shapes"))
+                .into_iter()
+                .collect(),
+        })
+    }
+
+    fn head_dim(&self, at: &At<'_>, allowed: &[usize]) -> Option<Found> {
+        let scores = matches!(at.op, Op::Attention { .. } | Op::MatMul { transpose_b: true });
+        let dim = *self.shape(*at.args.first()?).last()?;
+        (scores && !allowed.contains(&dim)).then(|| {
+            let wider = allowed.iter().copied().filter(|&of| of > dim).min();
+            Found {
+                at: at.id,
+                message: format!("attention has heads of width {dim}"),
+                actual: format!("width {dim}"),
+                remedies: wider
+                    .map(|of| Remedy::new(Cost::Rewrite, format!("pad every head with zeros to {of}")))
+                    .into_iter()
+                    .collect(),
+            }
+        })
+    }
+
+    fn multiple(&self, at: &At<'_>, extent: Extent, of: usize) -> Option<Found> {
+        matrix(at)?;
+        let outputs = *self.shape(at.id).last()?;
+        let (name, len) = match extent {
+            Extent::Vocabulary if !self.is_logits(at.id) => return None,
+            Extent::Vocabulary => ("vocabulary", outputs),
+            Extent::Outputs => ("outputs", outputs),
+            Extent::Inputs => ("inputs", *self.shape(*at.args.first()?).last()?),
+        };
+        let padded = len.div_ceil(of) * of;
+        let mut remedies = vec![Remedy::new(
+            Cost::Rewrite,
+            match extent {
+                Extent::Vocabulary => format!(
+                    "pad the {len} outputs to {padded} and keep the {} added logits at minus infinity",
+                    padded - len
+                ),
+                Extent::Outputs => format!("pad the {len} outputs to {padded} and cut the result"),
+                Extent::Inputs => format!("pad the {len} inputs with zeros to {padded}"),
+            },
+        )];
+        if extent != Extent::Inputs && len > of {
+            let (whole, rest) = (len / of * of, len % of);
+            remedies.push(Remedy::new(
+                Cost::Rewrite,
+                format!("split unevenly into {whole} and {rest} outputs, the rest on the CPU"),
+            ));
+        }
+        (!len.is_multiple_of(of)).then(|| Found {
+            at: at.id,
+            message: format!("the {name} of `{}` is not a multiple of {of}", at.op.name()),
+            actual: format!("{len}, that is {of} x {} + {}", len / of, len % of),
+            remedies,
+        })
+    }
+
+    fn is_logits(&self, id: ValueId) -> bool {
+        let logits = Port::Logits.to_string();
+        self.graph.outputs.iter().any(|output| output.value == id && output.name == logits)
+    }
+
+    fn group(&self, at: &At<'_>) -> Option<Found> {
+        let format = self.format(at)?;
+        let super::Granularity::Group(len) = format.granularity else { return None };
+        let inputs = *self.shape(*at.args.first()?).last()?;
+        (len > 0 && !inputs.is_multiple_of(len)).then(|| Found {
+            at: at.id,
+            message: format!("groups of {len} do not divide the {inputs} inputs of `{}`", at.op.name()),
+            actual: format!("{inputs}, that is {len} x {} + {}", inputs / len, inputs % len),
+            remedies: remedy::groups(self.chip, &self.question.precision, format, inputs),
+        })
+    }
+
+    /// Weights of more than `max` bytes, whatever reads them.
+    fn tensor_bytes(&self, rule: &Rule, max: u64) -> Vec<Found> {
+        let precision = &self.question.precision;
+        let matrices = self.ops().filter_map(|at| Some((at.id, *matrix(&at)?)));
+        let over = matrices.filter_map(|(at, weight)| {
+            let ty = &self.graph.value(weight).ty;
+            let format = precision.weight_format(ty.dtype);
+            let bytes = format.bytes(&ty.shape).unwrap_or(u64::MAX);
+            (bytes > max && rule.when.holds(precision, Some(format))).then(|| Found {
+                at,
+                message: format!("the weight `{}` is larger than the target takes", self.graph.value(weight).name),
+                actual: format!("{bytes} bytes ({format}, {})", ty.shape),
+                remedies: vec![remedy::outputs(
+                    ty.shape.first().copied().unwrap_or(1),
+                    rows_within(max, bytes, ty.shape.first().copied().unwrap_or(1)),
+                )],
+            })
+        });
+        over.collect()
+    }
+
+    fn on_chip(&self, at: &At<'_>, max: u64) -> Option<Found> {
+        let row = match at.op {
+            Op::Linear {} | Op::MatMul { .. } | Op::Softmax {} | Op::RmsNorm { .. } => {
+                self.shape(*at.args.first()?).last()
+            }
+            Op::Sum { axis } | Op::Mean { axis } | Op::Max { axis } => self.shape(*at.args.first()?).get(*axis),
+            Op::Rope {}
+            | Op::Attention { .. }
+            | Op::Silu {}
+            | Op::Sigmoid {}
+            | Op::Exp {}
+            | Op::Rsqrt {}
+            | Op::Affine { .. }
+            | Op::Add {}
+            | Op::Sub {}
+            | Op::Mul {}
+            | Op::Div {}
+            | Op::Concat { .. }
+            | Op::Slice { .. }
+            | Op::Reshape { .. }
+            | Op::Transpose { .. } => None,
+        };
+        let bytes = (*row? as u64).saturating_mul(self.question.precision.activation_bytes());
+        (bytes > max).then(|| Found {
+            at: at.id,
+            message: format!(
+                "a row of the operand of `{}` does not fit the memory next to the arithmetic",
+                at.op.name()
+            ),
+            actual: format!("{bytes} bytes ({} elements)", row.copied().unwrap_or(0)),
+            remedies: vec![Remedy::new(Cost::Option, "a shorter context or narrower activations").option("--shapes")],
+        })
+    }
+
+    /// The largest magnitude that a sum of products can reach against the accumulator's.
+    fn accumulator(&self, at: &At<'_>, bits: u32) -> Option<Found> {
+        let format = self.format(at)?;
+        let activation = self.question.precision.activation;
+        if activation.is_float() || format.number.is_float() {
+            return None;
+        }
+        let inputs = *self.shape(*at.args.first()?).last()? as u128;
+        let product_bits = activation.bits() + format.number.bits() - 2;
+        let worst = inputs.checked_mul(1u128.checked_shl(product_bits)?)?;
+        let largest = 1u128.checked_shl(bits - 1).map_or(u128::MAX, |limit| limit - 1);
+        (worst > largest).then(|| Found {
+            at: at.id,
+            message: format!("sums of {inputs} products can leave an accumulator of {bits} bits"),
+            actual: format!("up to 2^{} ({inputs} x 2^{product_bits})", worst.next_power_of_two().trailing_zeros()),
+            remedies: Vec::new(),
+        })
+    }
+
+    fn hazard(&self, at: &At<'_>, hazard: Hazard) -> Option<Found> {
+        let input_named = |id: ValueId, port: Port| {
+            let value = self.graph.value(id);
+            value.def == Def::Input && value.name == port.to_string()
+        };
+        let (is, message, actual) = match hazard {
+            Hazard::Mask => {
+                let masked = at.args.iter().any(|&arg| input_named(arg, Port::Mask));
+                (masked, "the mask's hidden constant leaves fp16", "-1e9, the constant of npuc's float masks")
+            }
+            Hazard::RmsSquare => {
+                let square = matches!(at.op, Op::Mul {}) && at.args.first() == at.args.get(1);
+                let norm = matches!(at.op, Op::RmsNorm { .. });
+                (
+                    square || norm,
+                    "the square of the RMS normalisation can leave fp16",
+                    "x * x overflows from |x| = 256 on",
+                )
+            }
+            Hazard::Scores => return self.scores(at),
+            Hazard::Swiglu => {
+                (self.is_gated(at), "the SwiGLU product can leave fp16", "silu(gate) * up, both unbounded")
+            }
+            // Weights are read where they are at hand, see `fit`.
+            Hazard::Weights => return None,
+        };
+        is.then(|| Found { at: at.id, message: message.into(), actual: actual.into(), remedies: Vec::new() })
+    }
+
+    /// Queries times keys, which are safe up to 65504 over the factor that the queries got before.
+    fn scores(&self, at: &At<'_>) -> Option<Found> {
+        let product = matches!(at.op, Op::MatMul { transpose_b: true } | Op::Attention { .. });
+        let factor = at.args.first().and_then(|&queries| self.factor(queries));
+        let (actual, remedies) = match factor {
+            Some(factor) => {
+                let most = 65504.0 / factor.abs();
+                (format!("the queries are scaled by {factor} first: unscaled scores up to {most} are safe"), Vec::new())
+            }
+            None => {
+                let text = "scale the queries before the product instead of the scores after it";
+                ("unscaled sums of products over the head's width".into(), vec![Remedy::new(Cost::Rewrite, text)])
+            }
+        };
+        let message = "queries times keys can leave fp16".into();
+        product.then_some(Found { at: at.id, message, actual, remedies })
+    }
+
+    /// The factor that a value was last multiplied by, through reshapes.
+    fn factor(&self, id: ValueId) -> Option<f32> {
+        let Def::Op { op, args } = &self.graph.value(id).def else { return None };
+        if let Op::Affine { scale, offset: 0.0 } = op {
+            return (*scale != 0.0).then_some(*scale);
+        }
+        let moves = matches!(op, Op::Reshape { .. } | Op::Transpose { .. });
+        args.first().filter(|_| moves).and_then(|&arg| self.factor(arg))
+    }
+
+    /// Whether the operation multiplies something by the silu of something else, whole or decomposed.
+    fn is_gated(&self, at: &At<'_>) -> bool {
+        let silu = |id: ValueId| match &self.graph.value(id).def {
+            Def::Op { op: Op::Silu {}, .. } => true,
+            Def::Op { op: Op::Mul {}, args } => args.iter().any(|&gate| match &self.graph.value(gate).def {
+                Def::Op { op: Op::Sigmoid {}, args: inner } => inner.iter().any(|x| args.contains(x)),
+                Def::Op { .. } | Def::Input | Def::Weight => false,
+            }),
+            Def::Op { .. } | Def::Input | Def::Weight => false,
+        };
+        matches!(at.op, Op::Mul {}) && at.args.iter().any(|&arg| silu(arg))
+    }
+
+    fn generation(&self, rule: &'a Rule, min: u32) -> Option<Found> {
+        let generation = self.chip.generation.as_ref().filter(|generation| generation.major < min)?;
+        let mut ops = self.ruled(rule);
+        let at = ops.find(|at| matches!(at.op, Op::Attention { .. } | Op::Softmax {} | Op::MatMul { .. }))?;
+        Some(Found {
+            at: at.id,
+            message: format!("the vendor does not promise transformers on {}", generation.name),
+            actual: format!("{}, generation {}", generation.name, generation.major),
+            remedies: vec![Remedy::new(Cost::Other, format!("choose a chip of generation {min} or later"))],
+        })
+    }
+
+    fn unsupported_ops(&self) -> Vec<Misfit> {
+        let activation = self.question.precision.activation;
+        let has_npu = self.chip.units.iter().any(|unit| unit.kind == UnitKind::Npu);
+        let misfit = |at: At<'a>| {
+            let name = if self.is_reshape(&at) { "reshape" } else { at.op.name() };
+            match self.chip.taker(name, activation) {
+                None => Some(self.refused(&at, name)),
+                Some((unit, _)) if unit.kind == UnitKind::Cpu && has_npu => Some(self.beside_npu(&at, name)),
+                Some(_) => None,
+            }
+        };
+        self.ops().filter_map(misfit).collect()
+    }
+
+    /// Whether a transposition moves only axes of extent 1.
+    fn is_reshape(&self, at: &At<'_>) -> bool {
+        let Op::Transpose { perm } = at.op else { return false };
+        let Some(shape) = at.args.first().map(|&arg| self.shape(arg)) else { return false };
+        let wide: Vec<usize> =
+            perm.iter().copied().filter(|&axis| shape.get(axis).is_some_and(|&len| len > 1)).collect();
+        wide.is_sorted()
+    }
+
+    fn refused(&self, at: &At<'_>, name: &str) -> Misfit {
+        let chip = self.chip;
+        let activation = self.question.precision.activation;
+        let refusal = chip.ops.iter().find(|ops| ops.refuses.keys().any(|op| op.0 == name));
+        let taken_otherwise = chip.ops.iter().find(|ops| ops.takes.keys().any(|op| op.0 == name));
+        let statement = refusal.or(taken_otherwise).unwrap_or(&chip.ops[0]);
+        let known_as = refusal.and_then(|ops| ops.refuses.iter().find(|(op, _)| op.0 == name)).map(|(_, text)| text);
+        let (actual, remedies) = match taken_otherwise {
+            Some(ops) => {
+                let list: Vec<&str> = ops.activations.iter().map(|number| number.name()).collect();
+                let actual = format!("`{name}` in {}, which is taken in {}", activation.name(), list.join(", "));
+                (actual, remedy::precisions(chip, &self.question.precision))
+            }
+            None => (format!("`{name}`"), vec![Remedy::new(Cost::Other, "choose a chip that takes the operation")]),
+        };
+        let by = known_as.map_or_else(String::new, |text| format!(" ({text})"));
+        let unit = statement.unit.clone();
+        let why = (!chip.fallback).then(|| "one refused operation fails the whole file".to_owned());
+        self.op_misfit(
+            at,
+            Severity::Error,
+            format!("no unit takes `{name}`{by}"),
+            unit,
+            actual,
+            why,
+            statement,
+            remedies,
+        )
+    }
+
+    fn beside_npu(&self, at: &At<'_>, name: &str) -> Misfit {
+        let chip = self.chip;
+        let taken = chip.taker(name, self.question.precision.activation);
+        let (unit, vendor) = taken.map_or(("", ""), |(unit, vendor)| (unit.name.0.as_str(), vendor));
+        let statement = chip.ops.iter().find(|ops| ops.unit == unit).unwrap_or(&chip.ops[0]);
+        let severity = if chip.fallback { Severity::Warning } else { Severity::Error };
+        let message = format!("`{name}` is computed by the {unit}, not the NPU");
+        let actual = format!("`{name}` ({vendor})");
+        self.op_misfit(at, severity, message, unit.to_owned(), actual, None, statement, Vec::new())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "each is one line of the misfit")]
+    fn op_misfit(
+        &self,
+        at: &At<'_>,
+        severity: Severity,
+        message: String,
+        unit: String,
+        actual: String,
+        why: Option<String>,
+        statement: &super::OpSupport,
+        remedies: Vec<Remedy>,
+    ) -> Misfit {
+        Misfit {
+            severity,
+            code: Code::UnsupportedOp,
+            rule: "operations".into(),
+            message,
+            unit,
+            limit: format!("operations of {}", statement.unit),
+            actual,
+            why,
+            source: statement.source.0.clone(),
+            grade: statement.grade,
+            remedies,
+            places: vec![Place::value(self.graph, at.id)],
+        }
+    }
+
+    /// Projections whose weights and activations the chip does not take together.
+    fn unsupported_formats(&self) -> Vec<Misfit> {
+        let precision = &self.question.precision;
+        let misfit = |at: At<'a>| {
+            let format = self.format(&at)?;
+            let of_activation = || self.chip.formats.iter().filter(|row| row.activation == precision.activation);
+            if of_activation().any(|row| row.takes(format)) {
+                return None;
+            }
+            let near = of_activation().find(|row| row.weights.contains(&format.number));
+            let (source, grade) = match near.or_else(|| of_activation().next()).or(self.chip.formats.first()) {
+                Some(row) => (row.source.0.clone(), row.grade),
+                None => ("the target's file lists no format".to_owned(), Grade::Inferred),
+            };
+            Some(Misfit {
+                severity: Severity::Error,
+                code: Code::UnsupportedFormat,
+                rule: "formats".into(),
+                message: format!("weights in {format} are not taken with {} activations", precision.activation.name()),
+                unit: self.unit(at.op.name()),
+                limit: "a row of the target's table of formats".into(),
+                actual: format!("{} activations, {format} weights", precision.activation.name()),
+                why: None,
+                source,
+                grade,
+                remedies: remedy::precisions(self.chip, precision),
+                places: vec![Place::value(self.graph, at.id)],
+            })
+        };
+        self.ops().filter_map(misfit).collect()
+    }
+}
+
+/// The matrix of a projection.
+fn matrix<'a>(at: &At<'a>) -> Option<&'a ValueId> {
+    matches!(at.op, Op::Linear {}).then(|| at.args.get(1)).flatten()
+}
+
+/// How many of `rows` rows stay within `max` bytes, when all take `bytes`.
+fn rows_within(max: u64, bytes: u64, rows: usize) -> usize {
+    let row_bytes = (bytes / rows.max(1) as u64).max(1);
+    usize::try_from(max / row_bytes).unwrap_or(usize::MAX).max(1)
+}
