@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::fetch::{SMOLLM2, fetch};
+use crate::fetch::smollm2;
 use crate::{Result, root, run, step};
 
 const PROMPT: &str = "Why is the sky blue? Answer in two sentences.";
@@ -15,7 +15,7 @@ pub(crate) fn demo() -> Result<()> {
     let npuc = root().join("target/release/npuc");
     let mut model = None;
     step("model", || {
-        let path = fetch(&SMOLLM2)?;
+        let path = smollm2()?;
         println!("{}", path.display());
         model = Some(path);
         Ok(())

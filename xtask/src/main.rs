@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod demo;
 mod fetch;
+mod litert;
 mod real;
 mod tidy;
 
@@ -30,6 +31,8 @@ enum Task {
     Test,
     /// Hold the real model against recorded references (release build; fetches the model)
     Real,
+    /// Hold emitted TFLite files in the LiteRT interpreter against the host (release build; fetches both)
+    Litert,
     /// Only the house rules: file lengths and headers, unsafe code, large files
     Tidy,
 }
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Task::Demo => demo::demo(),
         Task::Test => test(),
         Task::Real => real::real(),
+        Task::Litert => litert::litert(),
         Task::Tidy => tidy::tidy(&root()),
     };
     match result {

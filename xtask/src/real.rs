@@ -2,12 +2,12 @@
 
 use std::process::Command;
 
-use crate::fetch::{SMOLLM2, fetch};
+use crate::fetch::smollm2;
 use crate::{Result, root, run, step};
 
 /// Holds SmolLM2-135M-Instruct, as a checkpoint and as a bundle, against what independent programs say of it.
 pub(crate) fn real() -> Result<()> {
-    let model = fetch(&SMOLLM2)?;
+    let model = smollm2()?;
     let bundle = root().join("target/real/smollm2-135m");
     std::fs::create_dir_all(root().join("target/real")).map_err(|e| format!("cannot make target/real: {e}"))?;
     let mut build = Command::new("cargo");

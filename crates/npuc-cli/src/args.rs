@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use npuc::model::StepShape;
 use npuc::pass::Pass;
 
@@ -47,6 +47,71 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Explain the code of an error or warning, e.g. `npuc explain tied-head`; without a code, list them
     Explain(ExplainArgs),
+    /// Make a checkpoint of a model's real size with random weights from its config.json
+    Synth(SynthArgs),
+    /// Fetch the tools that npuc drives, or list them
+    #[command(subcommand)]
+    Toolchain(ToolchainCommand),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum ToolchainCommand {
+    /// Fetch a tool with pip into your cache folder, checked against its pinned hash
+    Install {
+        /// The tool, e.g. litert
+        tool: String,
+    },
+    /// Tell which tools there are and whether they are installed
+    List,
+}
+
+#[derive(Args)]
+pub(crate) struct SynthArgs {
+    /// A config.json as Hugging Face writes it
+    pub(crate) config: PathBuf,
+    /// The folder of the checkpoint
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// The number format of the weights: bf16, f16 or f32
+    #[arg(long, default_value = "bf16", value_name = "FORMAT")]
+    pub(crate) format: String,
+    /// The seed of the randomness; the same seed gives the same bytes
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) seed: u64,
+}
+
+/// What executes the step graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum On {
+    Host,
+    Litert,
+}
+
+impl On {
+    /// Where a figure was measured, as reports say it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            On::Host => "host",
+            On::Litert => "litert on the host",
+        }
+    }
+}
+
+/// Where and how the step graphs are executed.
+#[derive(Args)]
+pub(crate) struct DeviceArgs {
+    /// What executes the step graphs: npuc itself, or LiteRT from TFLite files made of a checkpoint
+    #[arg(long, value_enum, default_value_t = On::Host)]
+    pub(crate) on: On,
+    /// How --on litert cuts the model: layers of each file (4,4,4,2,2) or a number of equal ones; without it, one
+    #[arg(long, value_name = "CHUNKS")]
+    pub(crate) chunks: Option<String>,
+    /// Step shapes when MODEL is a checkpoint
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
 }
 
 #[derive(Args)]
@@ -137,12 +202,8 @@ pub(crate) struct RunArgs {
     /// Drop the oldest tokens of a prompt that does not fit the context
     #[arg(long)]
     pub(crate) truncate: bool,
-    /// Step shapes when MODEL is a checkpoint
-    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
-    pub(crate) shapes: Option<Vec<String>>,
-    /// Threads to compute with; without it, as many as the machine has
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
     /// Keep a value of the graph: a port, a path such as layers.0.mlp.down_proj, or %index (may be repeated)
     #[arg(long, value_name = "NAME", requires = "dump_file")]
     pub(crate) dump: Vec<String>,
@@ -203,12 +264,8 @@ pub(crate) struct VerifyArgs {
     /// cosine>=0.999,top1>=0.99,greedy>=0.99
     #[arg(long, value_name = "CONDITIONS")]
     pub(crate) gate: Option<String>,
-    /// Step shapes when MODEL is a checkpoint
-    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
-    pub(crate) shapes: Option<Vec<String>>,
-    /// Threads to compute with; without it, as many as the machine has
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 }
 
 #[derive(Args)]

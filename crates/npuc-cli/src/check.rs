@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use npuc::bundle::write::write_file;
+use npuc::bundle::staging::write_file;
 use npuc::diag::{Class, Severity};
-use npuc::fit::{Chunk, Chunks, Context, Fit, Request, fit};
+use npuc::fit::{Chunk, Context, Fit, Request, fit};
 use npuc::front::{self, ModelConfig, config_hf};
+use npuc::model::Chunks;
 use npuc::target::ledger::Usage;
 use npuc::target::{self, Misfit, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Result, Tensor};
@@ -53,7 +54,7 @@ pub(crate) fn command(args: &CheckArgs, output: Output) -> Result<u8> {
     let precision = Precision::parse(args.precision.as_deref().unwrap_or(usual), target.float)?;
     let question = Question::new(&target, precision, &args.flag)?;
     let given = shapes(args.shapes.as_ref())?;
-    let chunks = args.chunks.as_deref().map_or(Ok(Chunks::Automatic), Chunks::parse)?;
+    let chunks = args.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
     let model = open(&args.model)?;
     let shapes = given.unwrap_or_else(|| default_shapes(&model.config));
     let request = Request { target, question, shapes, chunks };
@@ -122,7 +123,7 @@ fn report<'a>(
         activation_bytes: sum(activations),
         total_bytes: sum(|chunk| chunk.memory.total_bytes()),
         chunks: &fit.chunks,
-        chosen_chunks: *chunks == Chunks::Automatic,
+        chosen_chunks: chunks.is_none(),
         binding: fit.binding.as_ref(),
         context: fit.context.as_ref(),
         checkpoint_warnings,

@@ -15,7 +15,10 @@ mod inspect;
 mod output;
 mod run;
 mod sarif;
+mod session;
+mod synth;
 mod targets;
+mod toolchain;
 mod verify;
 
 use args::{Cli, Command};
@@ -44,6 +47,8 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Build(args) => build::command(&args, output).map(|()| 0),
         Command::Run(args) => run::command(&args, output).map(|()| 0),
         Command::Explain(args) => explain::command(&args, output).map(|()| 0),
+        Command::Synth(args) => synth::command(&args, output).map(|()| 0),
+        Command::Toolchain(command) => toolchain::command(&command, output).map(|()| 0),
         Command::Verify(args) => verify::command(&args, output),
     }
 }

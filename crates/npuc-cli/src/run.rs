@@ -14,14 +14,17 @@ use npuc_run::session::Session;
 use npuc_run::text::{Date, Message, Sampler, Sampling, SamplingConfig, TextModel};
 use serde::Serialize;
 
-use crate::args::{PromptArgs, RunArgs, SamplingArgs, shapes, threads};
+use crate::args::{PromptArgs, RunArgs, SamplingArgs, threads};
 use crate::output::{Output, bytes};
+use crate::session;
 
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
     answer: Answer,
     truncated_tokens: usize,
+    /// Where the figures come from.
+    measured_on: &'static str,
     threads: usize,
     peak_rss_bytes: Option<u64>,
     warnings: Vec<Diagnostic>,
@@ -40,12 +43,10 @@ struct Runner<'a> {
 pub(crate) fn command(args: &RunArgs, output: Output) -> Result<()> {
     let sampling = sampling(&args.sampling)?;
     refuse_idle_flags(args)?;
-    let shapes = shapes(args.shapes.as_ref())?;
     let spinner = output.spinner("opening the model");
-    let program = Program::open(&args.model, shapes)?;
+    let (program, session) = session::open(&args.model, &args.device, &args.dump)?;
     drop(spinner);
     output.warnings(&program.warnings);
-    let session = Session::new(&program, threads(args.threads), &args.dump)?;
     let sampler = Sampler::new(sampling);
     let mut runner = Runner { args, output, program: &program, session, sampler };
     let PromptArgs { prompt, chat, ids, .. } = &args.prompt;
@@ -129,7 +130,8 @@ impl Runner<'_> {
         let report = Report {
             answer,
             truncated_tokens: truncated,
-            threads: threads(args.threads),
+            measured_on: args.device.on.name(),
+            threads: threads(args.device.threads),
             peak_rss_bytes: peak_rss_bytes(),
             warnings: self.program.warnings.clone(),
         };
@@ -229,8 +231,9 @@ fn figures(report: &Report) -> String {
     let decode = decode_tokens_per_s.map_or(String::new(), |rate| format!(" at {rate:.1} tok/s"));
     let memory = report.peak_rss_bytes.map_or(String::new(), |peak| format!(", peak memory {}", bytes(peak)));
     format!(
-        "[host, {} threads: {computed} prompt tokens in {ttft_ms:.0} ms ({prefill_tokens_per_s:.1} tok/s), \
+        "[{}, {} threads: {computed} prompt tokens in {ttft_ms:.0} ms ({prefill_tokens_per_s:.1} tok/s), \
          {} tokens{decode}{memory}]",
+        report.measured_on,
         report.threads,
         ids.len(),
     )

@@ -4,12 +4,11 @@ use std::fmt::Write;
 
 use npuc::{Diagnostic, Result};
 use npuc_run::fidelity::{Fidelity, Gate, Reference, compare};
-use npuc_run::program::Program;
-use npuc_run::session::Session;
 use serde::Serialize;
 
-use crate::args::{VerifyArgs, shapes, threads};
+use crate::args::VerifyArgs;
 use crate::output::Output;
+use crate::session;
 
 #[derive(Serialize)]
 struct Report {
@@ -26,26 +25,21 @@ struct Report {
 pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
     let gate: Option<Gate> = args.gate.as_ref().map(|gate| gate.parse()).transpose()?;
     let reference = Reference::read(&args.reference)?;
-    let program = Program::open(&args.model, shapes(args.shapes.as_ref())?)?;
+    let (program, mut session) = session::open(&args.model, &args.device, &[])?;
     output.warnings(&program.warnings);
-    let mut session = Session::new(&program, threads(args.threads), &[])?;
     let fidelity = compare(&mut session, &reference).map_err(|e| e.in_file(&args.reference))?;
+    let measured_on = args.device.on.name();
     let verdict = gate.unwrap_or_else(|| Gate::default_for(&fidelity)).check(&fidelity);
     let broken = verdict.as_ref().err().map(|e| e.diagnostics().to_vec()).unwrap_or_default();
-    let report = Report {
-        fidelity,
-        measured_on: "host",
-        faithful: broken.is_empty(),
-        warnings: program.warnings.clone(),
-        broken,
-    };
-    output.result(&report, &render(&report.fidelity))?;
+    let report =
+        Report { fidelity, measured_on, faithful: broken.is_empty(), warnings: program.warnings.clone(), broken };
+    output.result(&report, &render(&report.fidelity, measured_on))?;
     let Err(error) = verdict else { return Ok(0) };
     output.note(&error.to_string());
     Ok(error.exit_status())
 }
 
-fn render(fidelity: &Fidelity) -> String {
+fn render(fidelity: &Fidelity, measured_on: &str) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -61,6 +55,6 @@ fn render(fidelity: &Fidelity) -> String {
     line("top-1 agreement", fidelity.top1.map(percent));
     line("top-10 agreement", fidelity.top10.map(percent));
     line("greedy agreement", fidelity.greedy.map(|x| format!("{} of {} ids", percent(x), fidelity.greedy_ids)));
-    line("measured on", Some("host".into()));
+    line("measured on", Some(measured_on.into()));
     text
 }

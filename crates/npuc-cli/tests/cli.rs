@@ -86,6 +86,8 @@ fn help() {
         ("explain-list", "explain"),
         ("explain", "explain tied-head"),
         ("explain-unknown", "explain tied-hat"),
+        ("toolchain-unknown", "toolchain install ncc"),
+        ("toolchain-list", "toolchain list"),
     ]);
 }
 
@@ -168,6 +170,8 @@ fn build() {
         ("build-bad-tokenizer", "build TMP/odd -o TMP/out"),
         ("build-without-tokenizer", "build TMP/odd --shapes 4t8c,1t8c --no-tokenizer -o TMP/out"),
         ("build-unknown-pass", "build qwen3-bf16 --passes fold -o TMP/out"),
+        ("synth", "synth qwen2-bf16/config.json -o TMP/synth --format f32"),
+        ("synth-format", "synth qwen2-bf16/config.json -o TMP/synth --format q8_0"),
         ("build-dump-after-idle-pass", "build qwen3-bf16 --dump-after decompose -o TMP/out"),
     ]);
 }
@@ -177,6 +181,8 @@ fn run() {
     check(&[
         ("run-ids", "run llama-gqa3-q8_0.gguf --ids TMP/ids -n 6 --ignore-eos --shapes 8t32c,1t32c"),
         ("run-ids-json", "run qwen3-bf16 --ids TMP/ids -n 6 --ignore-eos --shapes 8t32c,1t32c --json"),
+        ("run-host-chunks", "run qwen3-bf16 --chunks 2 --ids TMP/ids -n 1"),
+        ("run-litert-absent", "run qwen3-bf16 --on litert --ids TMP/ids -n 1"),
         ("run-dump", "run qwen3-bf16 --ids TMP/ids -n 1 --dump norm --dump logits --dump-file TMP/values"),
         (
             "run-dump-again",

@@ -10,3 +10,4 @@ pub mod memory;
 pub mod program;
 pub mod session;
 pub mod text;
+pub mod toolchain;

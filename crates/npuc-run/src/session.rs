@@ -11,6 +11,8 @@ use npuc::model::rope::frequencies;
 use npuc::model::{CacheProtocol, Port, StepShape};
 use npuc::{Code, Diagnostic, Error, Result, Shape, Tensor};
 
+use crate::device::Device;
+use crate::device::chunks::ChunkedStep;
 use crate::device::host::{HostStep, thread_pool};
 use crate::memory;
 use crate::program::{Program, sizes};
@@ -42,7 +44,7 @@ pub struct Session {
 /// A graph, its step inputs and what its outputs are.
 struct Step {
     shape: StepShape,
-    host: HostStep,
+    device: Device,
     /// Ports before the states, in port order, and their buffers.
     ports: Vec<Port>,
     inputs: Vec<Vec<f32>>,
@@ -74,15 +76,30 @@ impl Session {
     pub fn new(program: &Program, threads: usize, keep: &[String]) -> Result<Session> {
         let pool = thread_pool(threads)?;
         let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
-        let sizes = layout.sizes;
         refuse_too_large(program, &layout)?;
         let mut steps = Vec::new();
         for (shape, graph) in &program.graphs {
             let kept = kept_values(graph, keep)?;
             let ids: Vec<ValueId> = kept.iter().map(|kept| kept.id).collect();
             let host = HostStep::new(graph, &program.weights, &ids, pool.clone())?;
-            steps.push(Step::new(*shape, host, kept, &layout)?);
+            steps.push(Step::new(*shape, Device::Host(host), kept, &layout)?);
         }
+        Session::over(program, &layout, steps)
+    }
+
+    /// A session whose steps are computed by the files in `chunked`, one for every graph of the program and in
+    /// the same order.
+    ///
+    /// Errors: as [`Session::new`].
+    pub fn on_litert(program: &Program, chunked: Vec<ChunkedStep>) -> Result<Session> {
+        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        let shapes = program.graphs.iter().map(|(shape, _)| *shape);
+        let step = |(shape, step)| Step::new(shape, Device::LiteRt(step), Vec::new(), &layout);
+        Session::over(program, &layout, shapes.zip(chunked).map(step).collect::<Result<_>>()?)
+    }
+
+    fn over(program: &Program, layout: &Layout<'_>, steps: Vec<Step>) -> Result<Session> {
+        let sizes = layout.sizes;
         let Some(shape) = steps.last().map(|step| step.shape).filter(|shape| shape.tokens == 1) else {
             return Err(Diagnostic::error(Code::BadBundle, "the program has no graph that takes one token").into());
         };
@@ -160,22 +177,21 @@ impl Session {
     pub fn kept(&self) -> impl Iterator<Item = (&str, &Shape, &[f32])> {
         let step = self.latest.map(|(step, _)| &self.steps[step]);
         step.into_iter().flat_map(move |step| {
-            step.kept
-                .iter()
-                .filter_map(move |kept| Some((kept.name.as_str(), &kept.shape, step.host.executor().kept(kept.id)?)))
+            step.kept.iter().filter_map(move |kept| Some((kept.name.as_str(), &kept.shape, step.device.kept(kept.id)?)))
         })
     }
 
     /// Feeds tokens; `each` is given the scores `[vocab]` after every one of them, in order.
     ///
-    /// Errors, before any computation: an id outside the vocabulary, more tokens than the context holds.
+    /// Errors, before any computation: an id outside the vocabulary, more tokens than the context holds. During it:
+    /// a device that fails; the host does not.
     pub fn feed(&mut self, ids: &[u32], mut each: impl FnMut(&[f32])) -> Result<()> {
         self.check(ids)?;
         let mut rest = ids;
         let shapes: Vec<usize> = self.steps.iter().map(|step| step.shape.tokens).collect();
         for chunk in chunks(&shapes, ids.len(), self.protocol, self.position) {
             let (now, later) = rest.split_at(chunk.valid);
-            self.step(chunk, now);
+            self.step(chunk, now)?;
             let first = self.first_row(chunk);
             (first..first + chunk.valid).for_each(|row| each(self.logits_row(chunk.step, row)));
             rest = later;
@@ -188,8 +204,7 @@ impl Session {
     /// Errors: as [`Session::feed`].
     pub fn decode(&mut self, id: u32) -> Result<()> {
         self.check(&[id])?;
-        self.step(Chunk { step: self.steps.len() - 1, valid: 1 }, &[id]);
-        Ok(())
+        self.step(Chunk { step: self.steps.len() - 1, valid: 1 }, &[id])
     }
 
     fn check(&self, ids: &[u32]) -> Result<()> {
@@ -219,10 +234,10 @@ impl Session {
 
     fn logits_row(&self, step: usize, row: usize) -> &[f32] {
         let step = &self.steps[step];
-        &step.host.executor().output(step.logits)[row * self.vocab..][..self.vocab]
+        &step.device.output(step.logits)[row * self.vocab..][..self.vocab]
     }
 
-    fn step(&mut self, chunk: Chunk, ids: &[u32]) {
+    fn step(&mut self, chunk: Chunk, ids: &[u32]) -> Result<()> {
         let first = self.first_row(chunk);
         let step = &mut self.steps[chunk.step];
         let context = Context { first, valid: chunk.valid, position: self.position, protocol: self.protocol };
@@ -233,14 +248,14 @@ impl Session {
                 Port::RopeSin => fill_angles(buffer, &self.frequencies, context, f32::sin),
                 Port::Mask => fill_mask(buffer, step.shape, context),
                 Port::WriteMask => fill_write_mask(buffer, step.shape, context),
-                Port::Past(..) | Port::New(..) | Port::Next(..) | Port::Logits => {
+                Port::Past(..) | Port::New(..) | Port::Next(..) | Port::Hidden | Port::Logits => {
                     unreachable!("Step::new keeps only the ports before the states")
                 }
             }
         }
-        step.host.run(&[&step.inputs, &self.states]);
+        step.device.run(&[&step.inputs, &self.states])?;
         for (state, &output) in self.states.iter_mut().zip(&step.state_outputs) {
-            let rows = step.host.executor().output(output);
+            let rows = step.device.output(output);
             match self.protocol {
                 CacheProtocol::Append => place_rows(state, rows, self.cache, step.shape.tokens, context),
                 CacheProtocol::Shift | CacheProtocol::OneHot => state.copy_from_slice(rows),
@@ -249,16 +264,17 @@ impl Session {
         self.position += chunk.valid;
         self.tokens.extend_from_slice(ids);
         self.latest = Some((chunk.step, first + chunk.valid - 1));
+        Ok(())
     }
 }
 
 impl Step {
-    fn new(shape: StepShape, host: HostStep, kept: Vec<Kept>, layout: &Layout<'_>) -> Result<Step> {
+    fn new(shape: StepShape, device: Device, kept: Vec<Kept>, layout: &Layout<'_>) -> Result<Step> {
         let fault = |what: &str| Diagnostic::error(Code::BadBundle, what).subject(shape.to_string());
         let (inputs, outputs) = (layout.inputs(), layout.outputs());
         let described = |port: &Port| (port.to_string(), layout.elements(*port, shape));
         let expected: Vec<(String, usize)> = inputs.iter().map(described).collect();
-        let have: Vec<(String, usize)> = host.executor().inputs().map(|(name, len)| (name.into(), len)).collect();
+        let have: Vec<(String, usize)> = device.inputs();
         if have != expected {
             let list = |ports: &[(String, usize)]| {
                 let ports: Vec<String> = ports.iter().map(|(name, len)| format!("{name} ({len})")).collect();
@@ -267,9 +283,9 @@ impl Step {
             let fault = fault("the graph has other input ports than its model and protocol call for");
             return Err(fault.need(list(&expected)).have(list(&have)).into());
         }
-        let have: BTreeMap<&str, (usize, usize)> =
-            host.executor().outputs().enumerate().map(|(i, (name, len))| (name, (i, len))).collect();
-        let find = |port: &Port| match have.get(port.to_string().as_str()) {
+        let have: BTreeMap<String, (usize, usize)> =
+            device.outputs().into_iter().enumerate().map(|(i, (name, len))| (name, (i, len))).collect();
+        let find = |port: &Port| match have.get(&port.to_string()) {
             Some(&(index, len)) if len == layout.elements(*port, shape) => Ok(index),
             Some(_) | None => {
                 let fault = fault("the graph lacks an output port that its model and protocol call for");
@@ -284,7 +300,7 @@ impl Step {
         let logits = *logits;
         let ports: Vec<Port> = inputs.into_iter().filter(|port| !matches!(port, Port::Past(..))).collect();
         let inputs = ports.iter().map(|&port| vec![0.0; layout.elements(port, shape)]).collect();
-        Ok(Step { shape, host, ports, inputs, logits, state_outputs, kept })
+        Ok(Step { shape, device, ports, inputs, logits, state_outputs, kept })
     }
 }
 

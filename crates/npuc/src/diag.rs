@@ -169,6 +169,8 @@ codes! {
     OutOfMemory "out-of-memory" Input,
     /// A tool that the command needs is not installed.
     MissingTool "missing-tool" Tool,
+    /// A tool failed, stopped or did not answer in time.
+    ToolFailed "tool-failed" Tool,
 }
 
 impl Code {

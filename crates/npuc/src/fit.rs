@@ -8,44 +8,14 @@ use serde::Serialize;
 use crate::diag::{Code, Diagnostic, Result, Severity};
 use crate::front::ModelConfig;
 use crate::ir::{Graph, Type, ValueId};
-use crate::model::{self, StepShape};
-use crate::pass::{self, chunk};
+use crate::model::{self, Chunks, Part, StepShape};
+use crate::pass;
 use crate::target::ledger::{self, ChunkMemory, Usage};
 use crate::target::rule::{Hazard, Limit};
 use crate::target::{Misfit, Place, Question, Target, misfits};
 use crate::tensor::Tensor;
 
 mod fp16;
-
-/// How a model is cut into chunks of whole layers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Chunks {
-    /// The fewest that the target's limits on bytes and counts allow.
-    Automatic,
-    /// That many, as equal as they can be.
-    Count(usize),
-    /// Layers of each chunk.
-    Layers(Vec<usize>),
-}
-
-impl Chunks {
-    /// Reads `5` (that many chunks) or `4,4,4,2,2` (layers of each).
-    ///
-    /// # Errors
-    /// [`Code::BadArgument`] for anything else.
-    pub fn parse(text: &str) -> Result<Chunks> {
-        let number = |text: &str| text.trim().parse::<usize>().ok().filter(|&number| number > 0);
-        let numbers: Option<Vec<usize>> = text.split(',').map(number).collect();
-        match numbers.as_deref() {
-            Some([count]) => Ok(Chunks::Count(*count)),
-            Some(layers) => Ok(Chunks::Layers(layers.to_vec())),
-            None => Err(Diagnostic::error(Code::BadArgument, "the chunks are malformed")
-                .need("how many chunks, e.g. 5, or the layers of each, e.g. 4,4,4,2,2")
-                .have(text)
-                .into()),
-        }
-    }
-}
 
 /// What is asked of a model.
 #[derive(Clone, Debug)]
@@ -56,8 +26,8 @@ pub struct Request {
     pub question: Question,
     /// The step shapes, all of one capacity.
     pub shapes: Vec<StepShape>,
-    /// How the model is cut.
-    pub chunks: Chunks,
+    /// How the model is cut; `None` for the fewest chunks that the target's limits on bytes and counts allow.
+    pub chunks: Option<Chunks>,
 }
 
 /// A chunk and what it needs.
@@ -112,9 +82,10 @@ pub fn fit(config: &ModelConfig, weights: Option<&BTreeMap<String, Tensor>>, req
     let Request { target, question, shapes, .. } = request;
     one_capacity(shapes)?;
     let types = weight_types(config, weights, request);
-    let graphs = lowered(config, &types, request, shapes)?;
-    let layers = graphs.first().map_or(0, chunk::layers);
-    let (sizes, measured) = chunked(&graphs, layers, request)?;
+    let whole = Part::whole(model::layers(config));
+    let subject = Subject { config, types: &types, request };
+    let graphs = subject.lowered(&whole, shapes)?;
+    let (parts, measured) = chunked(&subject)?;
 
     let mut found: Vec<Misfit> = graphs.iter().flat_map(|graph| misfits(graph, target, question)).collect();
     for (graphs, memory) in &measured {
@@ -127,8 +98,8 @@ pub fn fit(config: &ModelConfig, weights: Option<&BTreeMap<String, Tensor>>, req
     Ok(Fit {
         misfits: crate::target::fold(found),
         binding: ledger::binding(&memories, target, &question.precision),
-        context: longest_context(config, &types, request, &sizes)?,
-        chunks: sizes.into_iter().zip(memories).map(|(layers, memory)| Chunk { layers, memory }).collect(),
+        context: longest_context(&subject, &parts)?,
+        chunks: parts.iter().zip(memories).map(|(part, memory)| Chunk { layers: part.layers.len(), memory }).collect(),
         graphs,
         chunk_graphs: chunk_graphs.into_iter().flatten().collect(),
     })
@@ -161,82 +132,77 @@ fn weight_types(
     specs.map(|spec| (spec.name, Type { dtype, shape: spec.shape })).collect()
 }
 
-/// The graph of every shape in the operations that the target takes.
-fn lowered(
-    config: &ModelConfig,
-    types: &BTreeMap<String, Type>,
-    request: &Request,
-    shapes: &[StepShape],
-) -> Result<Vec<Graph>> {
-    let passes = request.target.passes();
-    let graph = |shape: &StepShape| {
-        let graph = model::build_step(config, types, *shape, request.target.protocol)?;
-        pass::run(graph, &passes, |_, _, _| {})
-    };
-    shapes.iter().map(graph).collect()
+/// A model and what is asked of it.
+struct Subject<'a> {
+    config: &'a ModelConfig,
+    types: &'a BTreeMap<String, Type>,
+    request: &'a Request,
+}
+
+impl Subject<'_> {
+    /// The part's graph of every shape in the operations that the target takes.
+    fn lowered(&self, part: &Part, shapes: &[StepShape]) -> Result<Vec<Graph>> {
+        let target = &self.request.target;
+        let passes = target.passes();
+        let graph = |shape: &StepShape| {
+            let graph = model::build_part(self.config, self.types, *shape, target.protocol, part)?;
+            pass::run(graph, &passes, |_, _, _| {})
+        };
+        shapes.iter().map(graph).collect()
+    }
+
+    fn measure(&self, parts: &[Part], shapes: &[StepShape]) -> Result<Measured> {
+        let of_part = |(number, part): (usize, &Part)| {
+            let mut graphs = self.lowered(part, shapes)?;
+            graphs.iter_mut().for_each(|graph| graph.name = format!("{}.{number}", graph.name));
+            let memory = ledger::measure(&graphs, &self.request.question.precision);
+            Ok((graphs, memory))
+        };
+        parts.iter().enumerate().map(of_part).collect()
+    }
 }
 
 /// The graphs of each chunk and what they need.
 type Measured = Vec<(Vec<Graph>, ChunkMemory)>;
 
-/// The layers of each chunk, and the chunks measured.
-fn chunked(graphs: &[Graph], layers: usize, request: &Request) -> Result<(Vec<usize>, Measured)> {
-    let sizes = match &request.chunks {
-        Chunks::Layers(sizes) => sizes.clone(),
-        Chunks::Count(count) if *count <= layers => equal(layers, *count),
-        Chunks::Count(count) => {
-            return Err(Diagnostic::error(Code::BadArgument, "there are more chunks than layers")
-                .need(format!("at most {layers} chunks"))
-                .have(count)
-                .into());
+/// The chunks, measured.
+fn chunked(subject: &Subject<'_>) -> Result<(Vec<Part>, Measured)> {
+    let request = subject.request;
+    let layers = model::layers(subject.config);
+    if let Some(chunks) = &request.chunks {
+        let parts = chunks.parts(layers)?;
+        let measured = subject.measure(&parts, &request.shapes)?;
+        return Ok((parts, measured));
+    }
+    let mut count = 1;
+    loop {
+        let parts = Chunks::Layers(as_equal_as_can_be(layers, count)).parts(layers)?;
+        let measured = subject.measure(&parts, &request.shapes)?;
+        let broken = |(graphs, memory): &(Vec<Graph>, ChunkMemory)| {
+            !ledger::misfits(memory, graphs, &request.target, &request.question).is_empty()
+        };
+        if count == layers || !measured.iter().any(broken) {
+            return Ok((parts, measured));
         }
-        Chunks::Automatic => {
-            for count in 1..layers {
-                let sizes = equal(layers, count);
-                let measured = measure(graphs, &sizes, request)?;
-                let broken = |(graphs, memory): &(Vec<Graph>, ChunkMemory)| {
-                    !ledger::misfits(memory, graphs, &request.target, &request.question).is_empty()
-                };
-                if !measured.iter().any(broken) {
-                    return Ok((sizes, measured));
-                }
-            }
-            equal(layers, layers)
-        }
-    };
-    let measured = measure(graphs, &sizes, request)?;
-    Ok((sizes, measured))
+        count += 1;
+    }
 }
 
-fn equal(layers: usize, count: usize) -> Vec<usize> {
+fn as_equal_as_can_be(layers: usize, count: usize) -> Vec<usize> {
     let (each, left) = (layers / count, layers % count);
     (0..count).map(|chunk| each + usize::from(chunk < left)).collect()
 }
 
-fn measure(graphs: &[Graph], sizes: &[usize], request: &Request) -> Result<Measured> {
-    let cut: Vec<Vec<Graph>> = graphs.iter().map(|graph| chunk::chunks(graph, sizes)).collect::<Result<_>>()?;
-    let of_chunk = |index: usize| {
-        let graphs: Vec<Graph> = cut.iter().filter_map(|chunks| chunks.get(index).cloned()).collect();
-        let memory = ledger::measure(&graphs, &request.question.precision);
-        (graphs, memory)
-    };
-    Ok((0..sizes.len()).map(of_chunk).collect())
-}
-
 /// The longest cache under which nothing is broken that the shortest keeps, by bisection.
-fn longest_context(
-    config: &ModelConfig,
-    types: &BTreeMap<String, Type>,
-    request: &Request,
-    sizes: &[usize],
-) -> Result<Option<Context>> {
-    let ModelConfig::Llama(llama) = config;
-    let request = &Request { target: request.target.clone().without_warnings(), ..request.clone() };
+fn longest_context(subject: &Subject<'_>, parts: &[Part]) -> Result<Option<Context>> {
+    let ModelConfig::Llama(llama) = subject.config;
+    let request = &Request { target: subject.request.target.clone().without_warnings(), ..subject.request.clone() };
+    let subject = &Subject { request, ..*subject };
     let most = llama.max_positions;
     let shortest = request.shapes.iter().map(|shape| shape.tokens).max().unwrap_or(1);
-    let kept = errors(config, types, request, sizes, shortest)?;
+    let kept = errors(subject, parts, shortest)?;
     let first_new = |capacity: usize| -> Result<Option<Misfit>> {
-        let found = errors(config, types, request, sizes, capacity)?;
+        let found = errors(subject, parts, capacity)?;
         let is_new = |misfit: &Misfit| kept.iter().all(|old| old.rule != misfit.rule || old.message != misfit.message);
         Ok(found.into_iter().find(is_new))
     };
@@ -257,18 +223,13 @@ fn longest_context(
 }
 
 /// What keeps the model from the target at another capacity.
-fn errors(
-    config: &ModelConfig,
-    types: &BTreeMap<String, Type>,
-    request: &Request,
-    sizes: &[usize],
-    capacity: usize,
-) -> Result<Vec<Misfit>> {
+fn errors(subject: &Subject<'_>, parts: &[Part], capacity: usize) -> Result<Vec<Misfit>> {
+    let request = subject.request;
     let shapes: Vec<StepShape> = request.shapes.iter().map(|shape| StepShape { capacity, ..*shape }).collect();
-    let graphs = lowered(config, types, request, &shapes)?;
+    let graphs = subject.lowered(&Part::whole(model::layers(subject.config)), &shapes)?;
     let mut found: Vec<Misfit> =
         graphs.iter().flat_map(|graph| misfits(graph, &request.target, &request.question)).collect();
-    for (graphs, memory) in measure(&graphs, sizes, request)? {
+    for (graphs, memory) in subject.measure(parts, &shapes)? {
         found.extend(ledger::misfits(&memory, &graphs, &request.target, &request.question));
     }
     found.retain(|misfit| misfit.severity == Severity::Error);

@@ -13,6 +13,7 @@ pub mod front;
 pub mod ir;
 pub mod model;
 pub mod pass;
+pub mod synth;
 pub mod target;
 pub mod tensor;
 

@@ -5,7 +5,9 @@ use std::process::Command;
 
 /// The program, with nothing of the user's environment that could change its output.
 pub(crate) fn npuc() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_npuc"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_npuc"));
+    command.env("XDG_CACHE_HOME", "/nowhere");
+    command
 }
 
 /// A checkpoint of the repository.

@@ -1,3 +1,65 @@
 //! Devices: what executes step graphs. Each gives the same interface over the same ports.
 
+use npuc::Result;
+use npuc::ir::ValueId;
+
+pub mod chunks;
 pub mod host;
+pub mod litert;
+
+use chunks::ChunkedStep;
+use host::HostStep;
+
+/// One step graph on the device that executes it.
+pub enum Device {
+    /// npuc's own executor.
+    Host(HostStep),
+    /// The TFLite files of the graph's parts, one after the other, in the LiteRT interpreter.
+    LiteRt(ChunkedStep),
+}
+
+impl Device {
+    /// Names and element counts of the input ports, in order.
+    pub fn inputs(&self) -> Vec<(String, usize)> {
+        match self {
+            Device::Host(step) => step.executor().inputs().map(|(name, len)| (name.to_owned(), len)).collect(),
+            Device::LiteRt(step) => step.inputs().collect(),
+        }
+    }
+
+    /// Names and element counts of the output ports, in order.
+    pub fn outputs(&self) -> Vec<(String, usize)> {
+        match self {
+            Device::Host(step) => step.executor().outputs().map(|(name, len)| (name.to_owned(), len)).collect(),
+            Device::LiteRt(step) => step.outputs().collect(),
+        }
+    }
+
+    /// Computes one step from the buffers of the input ports, in port order and in as many groups as the caller
+    /// keeps them in. The host cannot fail and allocates nothing.
+    ///
+    /// Errors: the device failed ([`npuc::Code::ToolFailed`]).
+    pub fn run(&mut self, inputs: &[&[Vec<f32>]]) -> Result<()> {
+        match self {
+            Device::Host(step) => step.run(inputs),
+            Device::LiteRt(step) => return step.run(inputs),
+        }
+        Ok(())
+    }
+
+    /// The elements of an output port after a step, by port order.
+    pub fn output(&self, port: usize) -> &[f32] {
+        match self {
+            Device::Host(step) => step.executor().output(port),
+            Device::LiteRt(step) => step.output(port),
+        }
+    }
+
+    /// The elements of a kept value after a step; only the host keeps values.
+    pub fn kept(&self, value: ValueId) -> Option<&[f32]> {
+        match self {
+            Device::Host(step) => step.executor().kept(value),
+            Device::LiteRt(_) => None,
+        }
+    }
+}

@@ -43,7 +43,7 @@ impl Layout<'_> {
         let StepShape { tokens, capacity } = shape;
         let Sizes { hidden, kv_heads, head_dim, vocab, .. } = self.sizes;
         let extents = match port {
-            Port::Embeds => [tokens, hidden, 1],
+            Port::Embeds | Port::Hidden => [tokens, hidden, 1],
             Port::RopeCos | Port::RopeSin => [tokens, head_dim / 2, 1],
             Port::Mask => [tokens, capacity + tokens, 1],
             Port::WriteMask => [capacity, tokens, 1],

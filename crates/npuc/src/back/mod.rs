@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::ir::Op;
 
 pub mod host;
+pub mod tflite;
 
 /// A back end, as target files name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -143,7 +143,7 @@ impl Bundle {
     pub fn open(path: &Path) -> Result<Bundle> {
         let manifest = read_manifest(&path.join(MANIFEST))?;
         let in_manifest = |e: Error| e.in_file(&path.join(MANIFEST));
-        if target::find(&manifest.target).is_err() {
+        if !target::all().iter().any(|known| known.name == manifest.target && known.back_end.is_some()) {
             let fault = Diagnostic::error(Code::BadBundle, "the bundle is for a target this version does not run");
             return Err(in_manifest(fault.have(&manifest.target).into()));
         }

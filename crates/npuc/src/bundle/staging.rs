@@ -1,7 +1,7 @@
 //! Atomic writing: under a temporary name, synced, then renamed, so that an output is whole or absent.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::{FileRecord, MANIFEST, hex, is_bundle, read_manifest};
 use crate::diag::{Code, Diagnostic, Result};
 
 /// A folder that becomes the bundle at `dir` or disappears.
-pub(super) struct Staging {
+pub(crate) struct Staging {
     dir: PathBuf,
     path: PathBuf,
     need_bytes: u64,
@@ -58,7 +58,7 @@ impl Staging {
     ///
     /// Errors: a `dir` that is something else than a bundle or an empty folder, a build that is writing to
     /// it now, too little space.
-    pub(super) fn create(dir: &Path, need_bytes: u64) -> Result<Staging> {
+    pub(crate) fn create(dir: &Path, need_bytes: u64) -> Result<Staging> {
         let dir = resolve_link(dir)?;
         let name = dir.file_name().ok_or_else(|| {
             Diagnostic::error(Code::Unwritable, "the output has no folder name").file(&dir).help("name a new folder")
@@ -82,7 +82,7 @@ impl Staging {
     }
 
     /// What to say of a write to `name` inside the bundle that failed.
-    pub(super) fn fault(&self, name: &str, error: &io::Error) -> Diagnostic {
+    pub(crate) fn fault(&self, name: &str, error: &io::Error) -> Diagnostic {
         let fault = refusal(&if name.is_empty() { self.dir.clone() } else { self.dir.join(name) }, error);
         match self.free_bytes {
             Some(free) if is_full(error) => {
@@ -92,22 +92,32 @@ impl Staging {
         }
     }
 
-    /// An empty file inside the bundle.
-    pub(super) fn create_file(&self, name: &str) -> Result<File> {
+    /// A file inside the bundle that `put` writes piece by piece; synced and hashed.
+    pub(crate) fn stream(
+        &self,
+        name: &str,
+        put: impl FnOnce(&mut HashingWriter) -> io::Result<()>,
+    ) -> Result<FileRecord> {
+        let out = BufWriter::with_capacity(1 << 20, self.create_file(name)?);
+        let mut out = HashingWriter { out, hash: Sha256::new(), bytes: 0 };
+        let written = put(&mut out).and_then(|()| out.flush()).and_then(|()| out.out.get_ref().sync_all());
+        written.map_err(|e| self.fault(name, &e))?;
+        Ok(FileRecord { path: name.into(), bytes: out.bytes, sha256: hex(&out.hash.finalize()) })
+    }
+
+    fn create_file(&self, name: &str) -> Result<File> {
         let path = self.path.join(name);
         let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| File::create(&path));
         Ok(made.map_err(|e| self.fault(name, &e))?)
     }
 
     /// Writes and syncs a whole file inside the bundle.
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<FileRecord> {
-        let mut file = self.create_file(name)?;
-        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| self.fault(name, &e))?;
-        Ok(FileRecord { path: name.into(), bytes: bytes.len() as u64, sha256: hex(&Sha256::digest(bytes)) })
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<FileRecord> {
+        self.stream(name, |out| out.write_all(bytes))
     }
 
     /// Syncs the folders and puts the bundle in its place.
-    pub(super) fn finish(mut self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
         let put = sync_folders(&self.path).and_then(|()| self.replace());
         put.map_err(|e| self.fault("", &e))?;
         self.finished = true;
@@ -140,6 +150,37 @@ impl Drop for Staging {
             // The error that ended the build is already on its way to the user.
             let _ = fs::remove_dir_all(&self.path);
         }
+    }
+}
+
+/// A file that is hashed on its way to the disk.
+pub(crate) struct HashingWriter {
+    out: BufWriter<File>,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl HashingWriter {
+    /// Writes the bytes at the next multiple of `align`, and gives their offset.
+    pub(crate) fn put_aligned(&mut self, bytes: &[u8], align: u64) -> io::Result<u64> {
+        let padding = self.bytes.next_multiple_of(align) - self.bytes;
+        io::copy(&mut io::repeat(0).take(padding), self)?;
+        let offset = self.bytes;
+        self.write_all(bytes)?;
+        Ok(offset)
+    }
+}
+
+impl Write for HashingWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

@@ -1,8 +1,6 @@
 //! Writing a bundle: everything goes into a staging folder, which becomes the bundle at the end.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -125,61 +123,29 @@ fn source_records(checkpoint: &Checkpoint) -> Result<Vec<FileRecord>> {
     paths.iter().map(record).collect()
 }
 
-/// Writes the weights, equal ones once, and hashes them on the way.
+/// Writes the weights, equal ones once.
 fn write_weights(
     staging: &Staging,
     tensors: &BTreeMap<String, Tensor>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(Vec<WeightRecord>, FileRecord)> {
-    let mut out = HashingWriter {
-        out: BufWriter::with_capacity(1 << 20, staging.create_file(WEIGHTS)?),
-        hash: Sha256::new(),
-        bytes: 0,
-    };
     let mut stored: HashMap<String, u64> = HashMap::new();
     let mut records = Vec::with_capacity(tensors.len());
-    for (name, tensor) in tensors {
-        let bytes = tensor.bytes();
-        let sha256 = hex(&Sha256::digest(&bytes));
-        let offset = match stored.get(&sha256) {
-            Some(&offset) => offset,
-            None => {
-                let offset = out.put_aligned(&bytes).map_err(|e| staging.fault(WEIGHTS, &e))?;
-                stored.insert(sha256.clone(), offset);
-                offset
-            }
-        };
-        let (dtype, shape) = (tensor.dtype.name().into(), tensor.shape.to_vec());
-        let bytes = bytes.len() as u64;
-        records.push(WeightRecord { name: name.clone(), dtype, shape, offset, bytes, sha256 });
-        progress(bytes);
-    }
-    let synced = out.out.flush().and_then(|()| out.out.get_ref().sync_all());
-    synced.map_err(|e| staging.fault(WEIGHTS, &e))?;
-    let record = FileRecord { path: WEIGHTS.into(), bytes: out.bytes, sha256: hex(&out.hash.finalize()) };
-    Ok((records, record))
-}
-
-struct HashingWriter {
-    out: BufWriter<File>,
-    hash: Sha256,
-    bytes: u64,
-}
-
-impl HashingWriter {
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.out.write_all(bytes)?;
-        self.hash.update(bytes);
-        self.bytes += bytes.len() as u64;
+    let file = staging.stream(WEIGHTS, |out| {
+        for (name, tensor) in tensors {
+            let bytes = tensor.bytes();
+            let sha256 = hex(&Sha256::digest(&bytes));
+            let offset = match stored.get(&sha256) {
+                Some(&offset) => offset,
+                None => out.put_aligned(&bytes, ALIGN_BYTES)?,
+            };
+            stored.insert(sha256.clone(), offset);
+            let (dtype, shape) = (tensor.dtype.name().into(), tensor.shape.to_vec());
+            let bytes = bytes.len() as u64;
+            records.push(WeightRecord { name: name.clone(), dtype, shape, offset, bytes, sha256 });
+            progress(bytes);
+        }
         Ok(())
-    }
-
-    /// Gives the offset of the bytes.
-    fn put_aligned(&mut self, bytes: &[u8]) -> io::Result<u64> {
-        let padding = self.bytes.next_multiple_of(ALIGN_BYTES) - self.bytes;
-        self.put(&[0; ALIGN_BYTES as usize][..padding as usize])?;
-        let offset = self.bytes;
-        self.put(bytes)?;
-        Ok(offset)
-    }
+    })?;
+    Ok((records, file))
 }

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use super::blocks::{AttentionBlock, StepBuilder};
 use super::step::{CacheProtocol, Port, StepShape};
-use super::{Role, WeightSpec};
+use super::{Part, Role, WeightSpec};
 use crate::front::config::LlamaConfig;
-use crate::ir::{Graph, Op, Type};
+use crate::ir::{Graph, Op, Type, ValueId};
 
 /// The name of the embedding table.
 pub const EMBEDDING: &str = "embed_tokens.weight";
@@ -53,38 +53,57 @@ fn spec(name: String, dims: &[usize], role: Role) -> WeightSpec {
     WeightSpec { name, shape: crate::tensor::Shape(dims.to_vec()), role }
 }
 
-/// The graph of one step; see [`Port`] for what enters and leaves.
-pub fn build_step(
+/// The graph of one step of `part`, whose layers the model has; see [`Port`] for what enters and leaves.
+pub fn build_part(
     config: &LlamaConfig,
     weights: &BTreeMap<String, Type>,
     shape: StepShape,
     protocol: CacheProtocol,
+    part: &Part,
 ) -> Graph {
     let StepShape { tokens, capacity } = shape;
     let mut step = StepBuilder::new(weights, shape, protocol);
-    let mut x = step.input(Port::Embeds, &[tokens, config.hidden]);
-    let attention = AttentionBlock {
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        qk_norm_eps: config.qk_norm.then_some(config.rms_eps),
-        rope_cos: step.input(Port::RopeCos, &[tokens, config.head_dim / 2]),
-        rope_sin: step.input(Port::RopeSin, &[tokens, config.head_dim / 2]),
-        mask: step.input(Port::Mask, &[tokens, capacity + tokens]),
-    };
-    step.write_mask();
-    for layer in 0..config.layers {
-        let at = |name: &str| format!("layers.{layer}.{name}");
-        let normed = step.rms_norm(&at("input_layernorm"), x, config.rms_eps);
-        let attended = step.attention(&at("self_attn"), layer, normed, &attention);
-        x = step.op(&at("self_attn"), Op::Add {}, &[x, attended]);
-        let normed = step.rms_norm(&at("post_attention_layernorm"), x, config.rms_eps);
-        let fed = step.swiglu(&at("mlp"), normed);
-        x = step.op(&at("mlp"), Op::Add {}, &[x, fed]);
+    let entry = if part.layers.start == 0 { Port::Embeds } else { Port::Hidden };
+    let mut x = step.input(entry, &[tokens, config.hidden]);
+    if !part.layers.is_empty() {
+        let attention = AttentionBlock {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            qk_norm_eps: config.qk_norm.then_some(config.rms_eps),
+            rope_cos: step.input(Port::RopeCos, &[tokens, config.head_dim / 2]),
+            rope_sin: step.input(Port::RopeSin, &[tokens, config.head_dim / 2]),
+            mask: step.input(Port::Mask, &[tokens, capacity + tokens]),
+        };
+        step.write_mask();
+        for number in part.layers.clone() {
+            x = layer(&mut step, config, number, x, &attention);
+        }
     }
-    let x = step.rms_norm("norm", x, config.rms_eps);
-    let head = step.weight(if config.tied { EMBEDDING } else { HEAD });
-    let logits = step.op("lm_head", Op::Linear {}, &[x, head]);
-    step.output(Port::Logits, logits);
+    if part.head {
+        let x = step.rms_norm("norm", x, config.rms_eps);
+        let head = step.weight(if config.tied { EMBEDDING } else { HEAD });
+        let logits = step.op("lm_head", Op::Linear {}, &[x, head]);
+        step.output(Port::Logits, logits);
+    } else {
+        step.output(Port::Hidden, x);
+    }
     step.finish()
+}
+
+/// One layer: attention and SwiGLU, each after a norm and added to the residual stream.
+fn layer(
+    step: &mut StepBuilder<'_>,
+    config: &LlamaConfig,
+    layer: usize,
+    x: ValueId,
+    attention: &AttentionBlock,
+) -> ValueId {
+    let at = |name: &str| format!("layers.{layer}.{name}");
+    let normed = step.rms_norm(&at("input_layernorm"), x, config.rms_eps);
+    let attended = step.attention(&at("self_attn"), layer, normed, attention);
+    let x = step.op(&at("self_attn"), Op::Add {}, &[x, attended]);
+    let normed = step.rms_norm(&at("post_attention_layernorm"), x, config.rms_eps);
+    let fed = step.swiglu(&at("mlp"), normed);
+    step.op(&at("mlp"), Op::Add {}, &[x, fed])
 }

@@ -9,9 +9,11 @@ use crate::tensor::Shape;
 
 pub mod blocks;
 pub mod llama;
+pub mod part;
 pub mod rope;
 pub mod step;
 
+pub use part::{Chunks, Part};
 pub use step::{CacheProtocol, Port, StateKind, StepShape};
 
 /// A weight that a model uses.
@@ -71,10 +73,32 @@ pub fn build_step(
     shape: StepShape,
     protocol: CacheProtocol,
 ) -> Result<Graph> {
+    build_part(config, weights, shape, protocol, &Part::whole(layers(config)))
+}
+
+/// The graph of one step of a part of the model. The part that begins with layer 0 takes `embeds`, the others
+/// `hidden`; the one with the head gives `logits`, the others `hidden`. States keep the numbers of their layers.
+///
+/// Errors: a shape that the model cannot take, layers that it does not have ([`crate::Code::BadShape`]).
+pub fn build_part(
+    config: &ModelConfig,
+    weights: &BTreeMap<String, Type>,
+    shape: StepShape,
+    protocol: CacheProtocol,
+    part: &Part,
+) -> Result<Graph> {
+    part.check(layers(config))?;
     match config {
         ModelConfig::Llama(config) => {
             shape.check(config.max_positions)?;
-            Ok(llama::build_step(config, weights, shape, protocol))
+            Ok(llama::build_part(config, weights, shape, protocol, part))
         }
+    }
+}
+
+/// The number of layers.
+pub fn layers(config: &ModelConfig) -> usize {
+    match config {
+        ModelConfig::Llama(config) => config.layers,
     }
 }

@@ -129,6 +129,8 @@ pub enum Port {
     WriteMask,
     /// In: the state of a layer before the step, `capacity` rows.
     Past(StateKind, usize),
+    /// In and out, between parts of a model: the residual stream, `[tokens, hidden]`.
+    Hidden,
     /// Out: one score per token id, `[tokens, vocab]`.
     Logits,
     /// Out (`Append`): the `tokens` rows that the step adds.
@@ -145,6 +147,7 @@ impl fmt::Display for Port {
             Port::RopeSin => f.write_str("rope_sin"),
             Port::Mask => f.write_str("mask"),
             Port::WriteMask => f.write_str("write_mask"),
+            Port::Hidden => f.write_str("hidden"),
             Port::Logits => f.write_str("logits"),
             Port::Past(kind, layer) => write!(f, "past_{}.{layer}", kind.letter()),
             Port::New(kind, layer) => write!(f, "new_{}.{layer}", kind.letter()),
@@ -157,7 +160,8 @@ impl FromStr for Port {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Port> {
-        let fixed = [Port::Embeds, Port::RopeCos, Port::RopeSin, Port::Mask, Port::WriteMask, Port::Logits];
+        let fixed =
+            [Port::Embeds, Port::RopeCos, Port::RopeSin, Port::Mask, Port::WriteMask, Port::Hidden, Port::Logits];
         if let Some(port) = fixed.into_iter().find(|p| p.to_string() == name) {
             return Ok(port);
         }
@@ -172,7 +176,7 @@ impl FromStr for Port {
             }
         }
         Err(Diagnostic::error(Code::BadBundle, format!("`{name}` is not a port of a step graph"))
-            .need("embeds, rope_cos, rope_sin, mask, write_mask, logits, or {past,new,next}_{k,v}.<layer>")
+            .need("embeds, rope_cos, rope_sin, mask, write_mask, hidden, logits, or {past,new,next}_{k,v}.<layer>")
             .have(name)
             .into())
     }

@@ -6,7 +6,6 @@ use crate::ir::infer::infer;
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, Op, Output, Type, Value, ValueId};
 
-pub mod chunk;
 mod decompose;
 mod simplify;
 

@@ -100,28 +100,5 @@ fn contradictions(chip: &Chip) -> Vec<Contradiction> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A cut or thinned file is refused with a place in it, or still a whole target.
-    #[test]
-    fn damaged_files_are_refused_with_a_place() {
-        let text = include_str!("../../../../targets/sl2610.toml");
-        let lines: Vec<&str> = text.lines().collect();
-        let cuts = (0..text.len()).step_by(7).filter_map(|end| text.get(..end).map(str::to_owned));
-        let thinned = (0..lines.len()).map(|without| {
-            let kept = lines.iter().enumerate().filter(|(line, _)| *line != without).map(|(_, line)| *line);
-            kept.collect::<Vec<_>>().join("\n")
-        });
-        let mut refused = 0;
-        for text in cuts.chain(thinned) {
-            let Err(error) = parse(&text, Path::new("my.toml")) else { continue };
-            refused += 1;
-            for fault in error.diagnostics() {
-                assert_eq!(fault.code, Code::BadTarget);
-                assert!(fault.line.is_some_and(|line| line <= text.lines().count().max(1) + 1), "{fault}");
-            }
-        }
-        assert!(refused > lines.len() / 2, "{refused}");
-    }
-}
+#[path = "file_tests.rs"]
+mod tests;

@@ -12,7 +12,7 @@ use crate::ir::text::parse;
 use crate::ir::{Graph, Op};
 
 /// A chip without rules that takes every operation of the tests but `silu`.
-const PLAIN: &str = r#"
+pub(super) const PLAIN: &str = r#"
 name = "small"
 summary = "a chip for tests"
 generation = { name = "Small 2", major = 2 }
@@ -65,7 +65,7 @@ fn small(more: &str) -> Target {
     }
 }
 
-fn rule(name: &str, limit: &str) -> String {
+pub(super) fn rule(name: &str, limit: &str) -> String {
     format!("[[rule]]\nname = {name:?}\n{limit}\nsource = \"tests\"\ngrade = \"tried\"\n")
 }
 
@@ -522,71 +522,4 @@ fn the_targets_brought_along() {
     }
     assert_eq!(host().buildable().len(), Op::NAMES.len());
     assert_eq!(find("genio-720").unwrap().back_end().unwrap_err().diagnostics()[0].code, Code::NoBackEnd);
-}
-
-#[test]
-fn malformed_files_say_where() {
-    let at = |text: &str, from: &str, to: &str| {
-        assert!(text.contains(from), "{from}");
-        text.replacen(from, to, 1)
-    };
-    let good = format!("{PLAIN}\n{}", rule("dimension", "limit.dimension.max = 8"));
-    let cases: Vec<(String, &str)> = vec![
-        (at(&good, "max = 8", "max = 0"), "line 47, column 23: invalid value: integer `0`, expected a nonzero usize"),
-        (at(&good, "max = 8", "max = -8"), "line 47, column 23: invalid value: integer `-8`, expected a nonzero usize"),
-        (
-            at(&good, "max = 8", "max = \"8\""),
-            "line 47, column 23: invalid type: string \"8\", expected a nonzero usize",
-        ),
-        (
-            at(&good, "limit.dimension", "limit.dimensions"),
-            "line 47, column 7: unknown variant `dimensions`, expected one of",
-        ),
-        (
-            at(&good, "limit.dimension.max", "limit.dimension.least"),
-            "line 47, column 17: unexpected keys in table: least, available keys: max",
-        ),
-        (
-            at(&good, "float = \"f16\"", "float = \"f17\""),
-            "line 6, column 9: `f17` is no number format; f32, f16, bf16",
-        ),
-        (at(&good, "float = \"f16\"", "float = \"int8\""), "line 6, column 1: `int8` is no float format"),
-        (
-            at(&good, "grade = \"third-party\"", "grade = \"hearsay\""),
-            "line 31, column 9: unknown variant `hearsay`, expected one of `vendor`, `third-party`, `tried`, `inferred`",
-        ),
-        (at(&good, "source = \"the tests refuse it\"\n", ""), "line 27, column 1: missing field `source`"),
-        (at(&good, "source = \"the tests refuse it\"", "source = \" \""), "line 30, column 10: the text is empty"),
-        (
-            at(&good, "linear = \"FC\"", "lineal = \"FC\""),
-            "line 13, column 11: unknown operation `lineal`; known are rms_norm, linear",
-        ),
-        (
-            at(&good, "activations = [\"int16\"]\n", "activation = [\"int16\"]\n"),
-            "line 18, column 1: unknown field `activation`",
-        ),
-        (at(&good, "unit = \"CPU\"", "unit = \"GPU\""), "line 23, column 1: `GPU` is no unit of the target"),
-        (at(&good, "name = \"small\"", "name = \"Small!\""), "line 2, column 8: `Small!` is no target's name"),
-        (at(&good, "name = \"small\"", "name = "), "line 2, column 8: "),
-        (at(&good, "protocol = \"append\"\n", ""), "line 1, column 1: missing field `protocol`"),
-        (
-            at(&good, "protocol = \"append\"", "protocol = \"append\"\nback-end = \"moon\""),
-            "line 6, column 12: unknown variant `moon`",
-        ),
-        (at(&good, "name = \"small\"", "name = \"small\"\nname = \"small\""), "line 3, column 1: duplicate key"),
-        ("name".into(), "line 1, column 5: "),
-        (String::new(), "line 1, column 1: missing field `name`"),
-    ];
-    let mut wrong = Vec::new();
-    for (text, expected) in cases {
-        let error = file::parse(&text, Path::new("my.toml")).unwrap_err();
-        let fault = &error.diagnostics()[0];
-        let said = fault.message.strip_prefix("the target file is malformed at ").unwrap();
-        if !said.starts_with(expected) {
-            wrong.push(format!("said {said}, expected {expected}"));
-        }
-        assert_eq!((fault.code, fault.file.as_deref()), (Code::BadTarget, Some(Path::new("my.toml"))));
-        assert!(said.starts_with(&format!("line {},", fault.line.unwrap())));
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,0 +1,165 @@
+//! Emitted TFLite files in the LiteRT interpreter against the host executor: chunks chained, prefill and decode,
+//! caches fed back. `cargo xtask litert` installs the interpreter and sets `NPUC_LITERT`; without that nothing is
+//! run here, and the test says so.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+use std::path::Path;
+
+use half::f16;
+use npuc::back::tflite::Storage;
+use npuc::build::Plan;
+use npuc::exec::to_f32;
+use npuc::front::{self, Checkpoint};
+use npuc::model::{CacheProtocol, Chunks, Part, layers};
+use npuc::synth;
+use npuc::target::host;
+use npuc::tensor::{DType, Tensor};
+use npuc_run::device::chunks::chunked_steps;
+use npuc_run::device::litert::TIME_LIMIT;
+use npuc_run::fidelity::best_id;
+use npuc_run::program::Program;
+use npuc_run::session::Session;
+use npuc_run::toolchain::{Installed, Tool, find};
+
+mod data;
+
+use data::{checkpoints, shapes};
+
+/// Both sides compute in f32, in other orders of summation.
+const TOLERANCE: f32 = 1e-4;
+
+fn tool() -> Option<Installed> {
+    if std::env::var_os("NPUC_LITERT").is_none() {
+        eprintln!("NOT RUN: `cargo xtask litert` installs the LiteRT interpreter and runs this test");
+        return None;
+    }
+    Some(find(Tool::LiteRt).unwrap())
+}
+
+fn program(model: &Path, steps: &str) -> Program {
+    build(front::open(model).unwrap(), steps)
+}
+
+fn build(checkpoint: Checkpoint, steps: &str) -> Program {
+    let target = host().with_protocol(CacheProtocol::Shift);
+    Program::build(checkpoint, &Plan::new(target, shapes(steps)).unwrap()).unwrap()
+}
+
+/// The largest difference of any score over a prompt in parts and single tokens; the best ids must be equal.
+fn difference(program: &Program, parts: &[Part], storage: Storage, tool: &Installed, feeds: &[usize]) -> f32 {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = chunked_steps(program, parts, storage, folder.path(), tool, 2, TIME_LIMIT).unwrap();
+    let mut litert = Session::on_litert(program, steps).unwrap();
+    let mut host = Session::new(program, 2, &[]).unwrap();
+    let ids: Vec<u32> = (0..feeds.iter().sum()).map(|i| ((i * 7919 + 13) % host.vocab()) as u32).collect();
+    let mut rest = &ids[..];
+    let mut largest = 0f32;
+    for &count in feeds {
+        let (now, later) = rest.split_at(count);
+        let (mut expected, mut have) = (Vec::new(), Vec::new());
+        host.feed(now, |logits| expected.push(logits.to_vec())).unwrap();
+        litert.feed(now, |logits| have.push(logits.to_vec())).unwrap();
+        assert_eq!(have.len(), count);
+        for (have, expected) in have.iter().zip(&expected) {
+            assert!(have.iter().all(|x| x.is_finite()));
+            assert_eq!(best_id(have), best_id(expected));
+            largest = have.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(largest, f32::max);
+        }
+        rest = later;
+    }
+    largest
+}
+
+/// Every way to cut: whole, a layer each, the head alone.
+fn cuts(layers: usize) -> Vec<Vec<Part>> {
+    let whole = vec![Part::whole(layers)];
+    let each = Chunks::Equal(layers).parts(layers).unwrap();
+    let mut apart = each.clone();
+    apart[layers - 1].head = false;
+    apart.push(Part { layers: layers..layers, head: true });
+    vec![whole, each, apart]
+}
+
+#[test]
+fn small_models_cut_in_every_way() {
+    let Some(tool) = tool() else { return };
+    for name in ["qwen3-bf16", "qwen2-bf16", "mistral-bf16", "llama-biases-f32", "llama-gqa3-q4_1.gguf"] {
+        for (steps, feeds) in [
+            ("8t32c,1t32c", &[8, 1, 1, 9, 1][..]),
+            ("8t32c,1t32c", &[5, 1, 1]),
+            ("1t32c", &[3, 1]),
+            ("32t32c,1t32c", &[31, 1]),
+        ] {
+            let program = program(&checkpoints().join(name), steps);
+            for parts in cuts(layers(&program.config)) {
+                let off = difference(&program, &parts, Storage::F32, &tool, feeds);
+                eprintln!("{name} {steps} in {} parts: largest difference {off:e}", parts.len());
+                assert!(off <= TOLERANCE, "{name} {steps} {parts:?}: {off}");
+            }
+        }
+    }
+}
+
+/// Matrices in f16 in the files, and the same rounded numbers on the host.
+#[test]
+fn matrices_in_f16() {
+    let Some(tool) = tool() else { return };
+    for name in ["qwen3-bf16", "llama-biases-f32", "llama-gqa3-q4_1.gguf"] {
+        let mut checkpoint = front::open(&checkpoints().join(name)).unwrap();
+        for tensor in checkpoint.tensors.values_mut().filter(|tensor| tensor.shape.len() == 2) {
+            let halves: Vec<u8> = to_f32(tensor).iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+            *tensor = Tensor::in_memory(DType::F16, tensor.shape.clone(), halves.into()).unwrap();
+        }
+        let program = build(checkpoint, "8t32c,1t32c");
+        let parts = [Part::whole(layers(&program.config))];
+        let off = difference(&program, &parts, Storage::F16, &tool, &[8, 1, 1]);
+        eprintln!("{name} with matrices in f16: largest difference {off:e}");
+        assert!(off <= TOLERANCE, "{name}: {off}");
+    }
+}
+
+/// Sixteen layers of seeded weights in five chunks: the same greedy ids from prefill on.
+#[test]
+fn sixteen_layers_in_five_chunks() {
+    let Some(tool) = tool() else { return };
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+        "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "vocab_size": 4096, "max_position_embeddings": 256, "tie_word_embeddings": true}"#;
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    synth::write(&model, config.as_bytes(), Path::new("config.json"), synth::Format::Bf16, 1).unwrap();
+    let program = program(&model, "128t256c,1t256c");
+    let parts = "4,4,4,2,2".parse::<Chunks>().unwrap().parts(16).unwrap();
+    let steps = chunked_steps(&program, &parts, Storage::F32, folder.path(), &tool, 2, TIME_LIMIT).unwrap();
+    let mut litert = Session::on_litert(&program, steps).unwrap();
+    let mut host = Session::new(&program, 2, &[]).unwrap();
+    let prompt: Vec<u32> = (0..150).map(|i| (i * 7919 + 13) % 4096).collect();
+    let mut largest = 0f32;
+    let greedy = |session: &mut Session| {
+        session.feed(&prompt, |_| {}).unwrap();
+        let step = |_| {
+            let logits = session.logits().unwrap().to_vec();
+            let id = best_id(&logits).unwrap();
+            session.decode(id).unwrap();
+            (id, logits)
+        };
+        (0..64).map(step).collect::<Vec<_>>()
+    };
+    for ((have, scores), (expected, reference)) in greedy(&mut litert).into_iter().zip(greedy(&mut host)) {
+        assert_eq!(have, expected);
+        largest = scores.iter().zip(&reference).map(|(a, b)| (a - b).abs()).fold(largest, f32::max);
+    }
+    eprintln!("sixteen layers in five chunks: 64 greedy ids are equal, largest difference {largest:e}");
+    assert!(largest <= TOLERANCE, "{largest}");
+}
+
+/// Thirty layers with larger activations; the bound is the one that `real_model.rs` has against f64.
+#[test]
+fn a_real_model() {
+    let (Some(tool), Some(model)) = (tool(), std::env::var_os("NPUC_REAL_MODEL")) else { return };
+    let program = program(Path::new(&model), "128t256c,1t256c");
+    let parts = "10,10,10".parse::<Chunks>().unwrap().parts(layers(&program.config)).unwrap();
+    let off = difference(&program, &parts, Storage::F32, &tool, &[128, 1, 1, 1, 1, 1, 1, 1, 1]);
+    eprintln!("SmolLM2-135M in {} parts: largest difference {off:e}", parts.len());
+    assert!(off <= 1e-3, "{off}");
+}

@@ -1,0 +1,145 @@
+//! The ports of MediaTek's GenAI runtime around a step graph of the `Shift` protocol.
+//!
+//! Order and shapes are the runtime's (it goes by position); the names are npuc's. The runtime right-aligns the
+//! valid rows of a cache, as `Shift` does, and takes back whole caches.
+
+use std::collections::BTreeMap;
+
+use crate::diag::{Code, Diagnostic, Result};
+use crate::ir::verify::verify;
+use crate::ir::{Def, Graph, GraphBuilder, Op, Type, ValueId};
+use crate::model::{Port, StateKind};
+
+/// What the mask holds where a row is hidden, in float. Source: the GenAI toolkit.
+pub const HIDDEN_MASK: f32 = -100.0;
+
+/// The same computation behind these ports, `t` tokens against a capacity of `c` rows:
+///
+/// | in | shape |
+/// |---|---|
+/// | `embeds` or `hidden` | `[1, t, hidden]` |
+/// | `mask` | `[1, 1, t, c + t]`, cache first; 0 visible, [`HIDDEN_MASK`] hidden |
+/// | `rotary` | `[1, 2, t, head_dim]`: cosines, then sines, each for both halves of a row |
+/// | `past_k.<layer>` of all layers, then `past_v.<layer>` | `[1, kv_heads, c, head_dim]` |
+///
+/// | out | shape |
+/// |---|---|
+/// | `hidden` or `logits` | `[1, t, hidden or vocab]` |
+/// | `next_k.<layer>` of all layers, then `next_v.<layer>` | `[1, kv_heads, c, head_dim]` |
+///
+/// A part without layers has the first port on each side alone.
+///
+/// Errors: a graph that breaks a rule of the IR ([`Code::IrInvalid`]); ports of another protocol, ports that are
+/// missing ([`Code::Misfit`]).
+pub fn contract(graph: &Graph) -> Result<Graph> {
+    verify(graph)?;
+    let inputs = input_ports(graph)?;
+    let mut g = GraphBuilder::new(graph.name.clone());
+    let given = declare(&mut g, &inputs)?;
+    let mut moved: Vec<ValueId> = Vec::with_capacity(graph.values.len());
+    for value in &graph.values {
+        moved.push(match &value.def {
+            Def::Input => given[&value.name.parse::<Port>()?],
+            Def::Weight => g.weight(value.name.clone(), value.ty.dtype, value.ty.shape.clone()),
+            Def::Op { op, args } => {
+                let args: Vec<ValueId> = args.iter().map(|arg| moved[arg.index()]).collect();
+                g.op(value.name.clone(), op.clone(), &args)
+            }
+        });
+    }
+    for (port, value) in ordered_outputs(graph)? {
+        let value = moved[value.index()];
+        let shape = [&[1], g.shape(value)].concat();
+        let value = g.op(port.to_string(), Op::Reshape { shape }, &[value]);
+        g.output(port.to_string(), value);
+    }
+    Ok(g.finish())
+}
+
+fn input_ports(graph: &Graph) -> Result<BTreeMap<Port, &Type>> {
+    let mut ports = BTreeMap::new();
+    for value in graph.values.iter().filter(|value| value.def == Def::Input) {
+        let port: Port = value.name.parse()?;
+        match port {
+            Port::Embeds | Port::Hidden | Port::RopeCos | Port::RopeSin | Port::Mask | Port::Past(..) => {}
+            Port::WriteMask | Port::Logits | Port::New(..) | Port::Next(..) => return Err(other_protocol(port)),
+        }
+        ports.insert(port, &value.ty);
+    }
+    Ok(ports)
+}
+
+/// The inputs in the runtime's order, each then put into the shape that the graph takes.
+fn declare(g: &mut GraphBuilder, ports: &BTreeMap<Port, &Type>) -> Result<BTreeMap<Port, ValueId>> {
+    let mut given = BTreeMap::new();
+    let entry = [Port::Embeds, Port::Hidden].into_iter().find(|port| ports.contains_key(port));
+    let entry = entry.ok_or_else(|| missing("`embeds` or `hidden`"))?;
+    let mut raw = vec![(entry, g.input(entry.to_string(), with_ones(1, ports[&entry])))];
+    if let Some(ty) = ports.get(&Port::Mask) {
+        raw.push((Port::Mask, g.input(Port::Mask.to_string(), with_ones(2, ty))));
+    }
+    let rotary = match (ports.get(&Port::RopeCos), ports.get(&Port::RopeSin)) {
+        (Some(cos), Some(sin)) if cos == sin && cos.shape.len() == 2 => {
+            Some((*cos, g.input("rotary", [1, 2, cos.shape[0], 2 * cos.shape[1]])))
+        }
+        (None, None) => None,
+        (Some(_), _) | (None, Some(_)) => return Err(missing("`rope_cos` and `rope_sin` of one shape")),
+    };
+    for kind in [StateKind::Key, StateKind::Value] {
+        for (&port, ty) in ports.iter().filter(|(port, _)| matches!(port, Port::Past(k, _) if *k == kind)) {
+            raw.push((port, g.input(port.to_string(), with_ones(1, ty))));
+        }
+    }
+    for (port, value) in raw {
+        let shape = ports[&port].shape.to_vec();
+        given.insert(port, g.op(port.to_string(), Op::Reshape { shape }, &[value]));
+    }
+    if let Some((ty, rotary)) = rotary {
+        for (start, port) in [Port::RopeCos, Port::RopeSin].into_iter().enumerate() {
+            let name = port.to_string();
+            let table = g.op(name.clone(), Op::Slice { axis: 1, start, len: 1 }, &[rotary]);
+            let half = g.op(name.clone(), Op::Slice { axis: 3, start: 0, len: ty.shape[1] }, &[table]);
+            given.insert(port, g.op(name, Op::Reshape { shape: ty.shape.to_vec() }, &[half]));
+        }
+    }
+    Ok(given)
+}
+
+/// The extents of a type behind `count` extents of 1.
+fn with_ones(count: usize, ty: &Type) -> crate::Shape {
+    crate::Shape([&vec![1; count][..], &ty.shape].concat())
+}
+
+/// The outputs in the runtime's order.
+fn ordered_outputs(graph: &Graph) -> Result<Vec<(Port, ValueId)>> {
+    let mut outputs = Vec::with_capacity(graph.outputs.len());
+    for output in &graph.outputs {
+        let port: Port = output.name.parse()?;
+        let place = match port {
+            Port::Hidden | Port::Logits => (0, 0),
+            Port::Next(StateKind::Key, layer) => (1, layer),
+            Port::Next(StateKind::Value, layer) => (2, layer),
+            Port::Embeds
+            | Port::RopeCos
+            | Port::RopeSin
+            | Port::Mask
+            | Port::WriteMask
+            | Port::Past(..)
+            | Port::New(..) => return Err(other_protocol(port)),
+        };
+        outputs.push((place, (port, output.value)));
+    }
+    outputs.sort_by_key(|(place, _)| *place);
+    Ok(outputs.into_iter().map(|(_, output)| output).collect())
+}
+
+fn other_protocol(port: Port) -> crate::Error {
+    Diagnostic::error(Code::Misfit, "MediaTek's runtime has no such port")
+        .subject(port.to_string())
+        .need("a step graph of the shift protocol")
+        .into()
+}
+
+fn missing(what: &str) -> crate::Error {
+    Diagnostic::error(Code::Misfit, "the step graph lacks a port that MediaTek's runtime fills").need(what).into()
+}

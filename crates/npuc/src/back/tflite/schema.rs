@@ -1,0 +1,251 @@
+//! The tables of a TFLite file that npuc writes, by the field numbers of the public schema (`schema.fbs`, version 3).
+//!
+//! Only fields that differ from their defaults are written, as flatbuffers asks for.
+
+use flatbuffers::{FlatBufferBuilder, TableFinishedWIPOffset, WIPOffset};
+
+/// A finished table.
+pub(super) type Table = WIPOffset<TableFinishedWIPOffset>;
+
+/// The file identifier.
+pub(super) const IDENTIFIER: &str = "TFL3";
+/// The schema's version.
+pub(super) const VERSION: u32 = 3;
+
+/// `TensorType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TensorType {
+    /// IEEE single.
+    Float32,
+    /// IEEE half.
+    Float16,
+    /// 32-bit signed whole numbers: axes, shapes, permutations.
+    Int32,
+}
+
+impl TensorType {
+    const fn code(self) -> i8 {
+        match self {
+            TensorType::Float32 => 0,
+            TensorType::Float16 => 1,
+            TensorType::Int32 => 2,
+        }
+    }
+}
+
+/// A built-in operator with its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Builtin {
+    Add,
+    BatchMatMul { adj_y: bool },
+    Concatenation { axis: i32 },
+    Dequantize,
+    Div,
+    Exp,
+    FullyConnected { keep_num_dims: bool, bias: bool },
+    Logistic,
+    Mean,
+    Mul,
+    ReduceMax,
+    Reshape,
+    Rsqrt,
+    Slice,
+    Softmax,
+    Sub,
+    Sum,
+    Transpose,
+}
+
+impl Builtin {
+    /// `BuiltinOperator`.
+    pub(super) const fn code(self) -> i8 {
+        match self {
+            Builtin::Add => 0,
+            Builtin::Concatenation { .. } => 2,
+            Builtin::Dequantize => 6,
+            Builtin::FullyConnected { .. } => 9,
+            Builtin::Logistic => 14,
+            Builtin::Mul => 18,
+            Builtin::Reshape => 22,
+            Builtin::Softmax => 25,
+            Builtin::Transpose => 39,
+            Builtin::Mean => 40,
+            Builtin::Sub => 41,
+            Builtin::Div => 42,
+            Builtin::Exp => 47,
+            Builtin::Slice => 65,
+            Builtin::Sum => 74,
+            Builtin::Rsqrt => 76,
+            Builtin::ReduceMax => 82,
+            Builtin::BatchMatMul { .. } => 126,
+        }
+    }
+
+    /// The version of the operator that float operands and these options need. FULLY_CONNECTED keeps ranks
+    /// from version 5 on and goes without a bias from version 6 on, DEQUANTIZE takes halves from version 3 on; all
+    /// else is in the first version.
+    pub(super) const fn version(self) -> i32 {
+        match self {
+            Builtin::Dequantize => 3,
+            Builtin::FullyConnected { bias: false, .. } => 6,
+            Builtin::FullyConnected { keep_num_dims: true, bias: true } => 5,
+            Builtin::FullyConnected { keep_num_dims: false, bias: true }
+            | Builtin::Add
+            | Builtin::BatchMatMul { .. }
+            | Builtin::Concatenation { .. }
+            | Builtin::Div
+            | Builtin::Exp
+            | Builtin::Logistic
+            | Builtin::Mean
+            | Builtin::Mul
+            | Builtin::ReduceMax
+            | Builtin::Reshape
+            | Builtin::Rsqrt
+            | Builtin::Slice
+            | Builtin::Softmax
+            | Builtin::Sub
+            | Builtin::Sum
+            | Builtin::Transpose => 1,
+        }
+    }
+
+    /// `BuiltinOptions` and the table, for operators that have one.
+    fn options(self, fbb: &mut FlatBufferBuilder<'_>, shape: &[i32]) -> Option<(u8, Table)> {
+        let plain = |fbb: &mut FlatBufferBuilder<'_>| table(fbb, |_| {});
+        Some(match self {
+            Builtin::Logistic | Builtin::Rsqrt => return None,
+            Builtin::FullyConnected { keep_num_dims, .. } => {
+                (8, table(fbb, |fbb| fbb.push_slot(slot(2), keep_num_dims, false)))
+            }
+            Builtin::Softmax => (9, table(fbb, |fbb| fbb.push_slot(slot(0), 1.0f32, 0.0))),
+            Builtin::Concatenation { axis } => (10, table(fbb, |fbb| fbb.push_slot(slot(0), axis, 0))),
+            Builtin::Add => (11, plain(fbb)),
+            Builtin::Reshape => {
+                let shape = fbb.create_vector(shape);
+                (17, table(fbb, |fbb| fbb.push_slot_always(slot(0), shape)))
+            }
+            Builtin::Mul => (21, plain(fbb)),
+            Builtin::Transpose => (26, plain(fbb)),
+            Builtin::Mean | Builtin::Sum | Builtin::ReduceMax => {
+                (27, table(fbb, |fbb| fbb.push_slot(slot(0), true, false)))
+            }
+            Builtin::Sub => (28, plain(fbb)),
+            Builtin::Div => (29, plain(fbb)),
+            Builtin::Exp => (33, plain(fbb)),
+            Builtin::Dequantize => (38, plain(fbb)),
+            Builtin::Slice => (48, plain(fbb)),
+            Builtin::BatchMatMul { adj_y } => (101, table(fbb, |fbb| fbb.push_slot(slot(1), adj_y, false))),
+        })
+    }
+}
+
+/// `OperatorCode`. Codes up to 126 stand in the old one-byte field as well, which older readers know.
+pub(super) fn operator_code(fbb: &mut FlatBufferBuilder<'_>, builtin: Builtin) -> Table {
+    table(fbb, |fbb| {
+        fbb.push_slot(slot(0), builtin.code(), 0);
+        fbb.push_slot(slot(2), builtin.version(), 1);
+        fbb.push_slot(slot(3), i32::from(builtin.code()), 0);
+    })
+}
+
+/// `Tensor`; buffer 0 is that of values which are computed.
+pub(super) fn tensor(fbb: &mut FlatBufferBuilder<'_>, name: &str, ty: TensorType, shape: &[i32], buffer: u32) -> Table {
+    let shape = fbb.create_vector(shape);
+    let name = fbb.create_string(name);
+    table(fbb, |fbb| {
+        fbb.push_slot_always(slot(0), shape);
+        fbb.push_slot(slot(1), ty.code(), 0);
+        fbb.push_slot(slot(2), buffer, 0);
+        fbb.push_slot_always(slot(3), name);
+    })
+}
+
+/// `Operator`. `code` is its place among the operator codes, `shape` that of its result.
+pub(super) fn operator(
+    fbb: &mut FlatBufferBuilder<'_>,
+    builtin: Builtin,
+    code: u32,
+    inputs: &[i32],
+    output: i32,
+    shape: &[i32],
+) -> Table {
+    let inputs = fbb.create_vector(inputs);
+    let outputs = fbb.create_vector(&[output]);
+    let options = builtin.options(fbb, shape);
+    table(fbb, |fbb| {
+        fbb.push_slot(slot(0), code, 0);
+        fbb.push_slot_always(slot(1), inputs);
+        fbb.push_slot_always(slot(2), outputs);
+        if let Some((kind, options)) = options {
+            fbb.push_slot(slot(3), kind, 0);
+            fbb.push_slot_always(slot(4), options);
+        }
+    })
+}
+
+/// `SubGraph`.
+pub(super) fn subgraph(
+    fbb: &mut FlatBufferBuilder<'_>,
+    name: &str,
+    tensors: &[Table],
+    inputs: &[i32],
+    outputs: &[i32],
+    operators: &[Table],
+) -> Table {
+    let tensors = fbb.create_vector(tensors);
+    let inputs = fbb.create_vector(inputs);
+    let outputs = fbb.create_vector(outputs);
+    let operators = fbb.create_vector(operators);
+    let name = fbb.create_string(name);
+    table(fbb, |fbb| {
+        fbb.push_slot_always(slot(0), tensors);
+        fbb.push_slot_always(slot(1), inputs);
+        fbb.push_slot_always(slot(2), outputs);
+        fbb.push_slot_always(slot(3), operators);
+        fbb.push_slot_always(slot(4), name);
+    })
+}
+
+/// `Buffer` without data.
+pub(super) fn empty_buffer(fbb: &mut FlatBufferBuilder<'_>) -> Table {
+    table(fbb, |_| {})
+}
+
+/// `Buffer` whose data comes later: the field holds `mark` where the offset to the data belongs. The field's
+/// place, counted from the end of the finished flatbuffer, is that of the table less its one field's 4 bytes
+/// (a table begins with its 4-byte reference to the field list).
+pub(super) fn open_buffer(fbb: &mut FlatBufferBuilder<'_>, mark: u32) -> Table {
+    table(fbb, |fbb| fbb.push_slot_always(slot(0), mark))
+}
+
+/// `Model`.
+pub(super) fn model(
+    fbb: &mut FlatBufferBuilder<'_>,
+    codes: &[Table],
+    subgraph: Table,
+    description: &str,
+    buffers: &[Table],
+) -> Table {
+    let codes = fbb.create_vector(codes);
+    let subgraphs = fbb.create_vector(&[subgraph]);
+    let description = fbb.create_string(description);
+    let buffers = fbb.create_vector(buffers);
+    table(fbb, |fbb| {
+        fbb.push_slot(slot(0), VERSION, 0);
+        fbb.push_slot_always(slot(1), codes);
+        fbb.push_slot_always(slot(2), subgraphs);
+        fbb.push_slot_always(slot(3), description);
+        fbb.push_slot_always(slot(4), buffers);
+    })
+}
+
+/// The place of a field in the list of fields that every table refers to.
+const fn slot(field: u16) -> u16 {
+    4 + 2 * field
+}
+
+fn table<'a>(fbb: &mut FlatBufferBuilder<'a>, fields: impl FnOnce(&mut FlatBufferBuilder<'a>)) -> Table {
+    let start = fbb.start_table();
+    fields(fbb);
+    fbb.end_table(start)
+}

@@ -1,0 +1,295 @@
+//! A TFLite file in memory, without its weights: they are read, widened and written one after the other when
+//! the file is written, so that no second copy of a model is ever held.
+//!
+//! The flatbuffer with all tables comes first and is small; the data of the buffers follows it. An offset in a
+//! flatbuffer may point any distance ahead, so this is a plain TFLite file with inline buffers.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use flatbuffers::FlatBufferBuilder;
+use half::f16;
+use npuc_kernels::dequant::dequantize_row;
+
+use super::schema::{self, Builtin, Table, TensorType};
+use crate::diag::{Code, Diagnostic, Result};
+use crate::tensor::{DType, Tensor};
+
+/// A flatbuffer, and with it a TFLite file with inline buffers, must be smaller than this.
+pub const FILE_LIMIT_BYTES: u64 = 1 << 31;
+
+/// Buffers begin at multiples of this (`force_align` of the schema).
+const ALIGN_BYTES: u64 = 16;
+
+/// The data of a buffer.
+#[derive(Debug)]
+pub(super) enum Data {
+    /// As it is.
+    Bytes(Vec<u8>),
+    /// A weight, written as f32.
+    Single(Tensor),
+    /// A weight, written as f16; all of its numbers are within the range.
+    Half(Tensor),
+}
+
+impl Data {
+    fn len_bytes(&self) -> Option<u64> {
+        match self {
+            Data::Bytes(bytes) => u64::try_from(bytes.len()).ok(),
+            Data::Single(tensor) => u64::try_from(tensor.shape.elements()?).ok()?.checked_mul(4),
+            Data::Half(tensor) => u64::try_from(tensor.shape.elements()?).ok()?.checked_mul(2),
+        }
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Data::Bytes(bytes) => out.write_all(bytes),
+            Data::Single(tensor) => write_f32(tensor, out),
+            Data::Half(tensor) => write_f16(tensor, out),
+        }
+    }
+}
+
+/// Writes a tensor as f32 in little-endian order, row by row.
+pub fn write_f32(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
+    if tensor.dtype == DType::F32 {
+        return out.write_all(&tensor.bytes());
+    }
+    let mut raw = Vec::new();
+    each_row(tensor, |row| {
+        raw.clear();
+        raw.extend(row.iter().flat_map(|x| x.to_le_bytes()));
+        out.write_all(&raw)
+    })
+}
+
+/// Writes a tensor as f16 in little-endian order, row by row.
+fn write_f16(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
+    if tensor.dtype == DType::F16 {
+        return out.write_all(&tensor.bytes());
+    }
+    let mut raw = Vec::new();
+    each_row(tensor, |row| {
+        raw.clear();
+        raw.extend(row.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
+        out.write_all(&raw)
+    })
+}
+
+/// How many numbers f16 cannot hold, and the largest magnitude among them.
+fn beyond_f16(tensor: &Tensor) -> io::Result<(usize, f32)> {
+    let mut beyond = (0, 0.0f32);
+    if tensor.dtype == DType::F16 {
+        return Ok(beyond);
+    }
+    each_row(tensor, |row| {
+        // A rounding to infinity counts; NaN and infinity themselves pass as they are.
+        for &x in row.iter().filter(|x| x.is_finite() && !f16::from_f32(**x).is_finite()) {
+            beyond = (beyond.0 + 1, beyond.1.max(x.abs()));
+        }
+        Ok(())
+    })?;
+    Ok(beyond)
+}
+
+/// Every row of a tensor in f32.
+fn each_row(tensor: &Tensor, mut each: impl FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
+    let bytes: Cow<'_, [u8]> = tensor.bytes();
+    let cols = tensor.shape.last().copied().unwrap_or(1);
+    let invalid = || io::Error::other("the rows of a tensor do not hold whole blocks");
+    let row_bytes = tensor.dtype.row_bytes(cols).filter(|&n| n > 0).ok_or_else(invalid)?;
+    let mut row = vec![0.0f32; cols];
+    for stored in bytes.chunks_exact(row_bytes) {
+        dequantize_row(tensor.dtype, stored, &mut row);
+        each(&row)?;
+    }
+    Ok(())
+}
+
+/// A TFLite file, ready to be written.
+#[derive(Debug)]
+pub struct TfliteFile {
+    /// The flatbuffer, with the offsets to the data that follows.
+    head: Vec<u8>,
+    /// The data of each buffer, with the bytes of padding before its length.
+    data: Vec<(usize, Data)>,
+    len_bytes: u64,
+}
+
+impl TfliteFile {
+    /// The size of the file.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Writes the file.
+    pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(&self.head)?;
+        for (padding, data) in &self.data {
+            out.write_all(&[0; ALIGN_BYTES as usize][..*padding])?;
+            let len = data.len_bytes().and_then(|len| u32::try_from(len).ok());
+            out.write_all(&len.ok_or_else(|| io::Error::other("a buffer is too large"))?.to_le_bytes())?;
+            data.write_to(out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Collects the tensors, buffers and operators of a model.
+#[derive(Debug)]
+pub(super) struct Writer {
+    tensors: Vec<(String, TensorType, Vec<i32>, u32)>,
+    operators: Vec<(Builtin, Vec<i32>, i32)>,
+    data: Vec<Data>,
+    /// Constants that are there already, by type, shape and bytes.
+    known: HashMap<(bool, Vec<i32>, Vec<u8>), i32>,
+}
+
+impl Writer {
+    pub(super) fn new() -> Writer {
+        Writer { tensors: Vec::new(), operators: Vec::new(), data: Vec::new(), known: HashMap::new() }
+    }
+
+    /// A tensor that is computed or enters; gives its index.
+    pub(super) fn value(&mut self, name: String, shape: Vec<i32>) -> i32 {
+        self.tensor(name, TensorType::Float32, shape, 0)
+    }
+
+    /// A weight in f32.
+    pub(super) fn weight(&mut self, name: String, shape: Vec<i32>, tensor: Tensor) -> i32 {
+        let buffer = self.buffer(Data::Single(tensor));
+        self.tensor(name, TensorType::Float32, shape, buffer)
+    }
+
+    /// A weight in f16 that is widened before it is used.
+    ///
+    /// Errors: [`Code::Misfit`] for numbers that f16 cannot hold.
+    pub(super) fn half_weight(&mut self, name: String, shape: Vec<i32>, tensor: Tensor) -> Result<i32> {
+        let unreadable = |e: io::Error| Diagnostic::error(Code::Unreadable, e.to_string()).subject(&name);
+        let (count, largest) = beyond_f16(&tensor).map_err(unreadable)?;
+        if count > 0 {
+            return Err(Diagnostic::error(Code::Misfit, "a weight has numbers that f16 cannot hold")
+                .subject(&name)
+                .need(format!("magnitudes of at most {}", f16::MAX))
+                .have(format!("{count} larger ones, up to {largest}"))
+                .help("store the weights in f32")
+                .into());
+        }
+        let buffer = self.buffer(Data::Half(tensor));
+        let stored = self.tensor(name.clone(), TensorType::Float16, shape.clone(), buffer);
+        let widened = self.value(format!("{name}/dequantize"), shape);
+        self.operator(Builtin::Dequantize, vec![stored], widened);
+        Ok(widened)
+    }
+
+    /// A vector of whole numbers; equal ones are stored once.
+    pub(super) fn ints(&mut self, values: &[i32]) -> i32 {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.constant(TensorType::Int32, vec![values.len() as i32], bytes)
+    }
+
+    /// One real number, of shape [1]; equal ones are stored once.
+    pub(super) fn scalar(&mut self, value: f32) -> i32 {
+        self.constant(TensorType::Float32, vec![1], value.to_le_bytes().to_vec())
+    }
+
+    pub(super) fn operator(&mut self, builtin: Builtin, inputs: Vec<i32>, output: i32) {
+        self.operators.push((builtin, inputs, output));
+    }
+
+    fn constant(&mut self, ty: TensorType, shape: Vec<i32>, bytes: Vec<u8>) -> i32 {
+        let key = (ty == TensorType::Int32, shape, bytes);
+        if let Some(&index) = self.known.get(&key) {
+            return index;
+        }
+        let buffer = self.buffer(Data::Bytes(key.2.clone()));
+        let index = self.tensor(format!("constant.{buffer}"), ty, key.1.clone(), buffer);
+        self.known.insert(key, index);
+        index
+    }
+
+    fn tensor(&mut self, name: String, ty: TensorType, shape: Vec<i32>, buffer: u32) -> i32 {
+        self.tensors.push((name, ty, shape, buffer));
+        self.tensors.len() as i32 - 1
+    }
+
+    /// Buffer 0 is the empty one.
+    fn buffer(&mut self, data: Data) -> u32 {
+        self.data.push(data);
+        self.data.len() as u32
+    }
+
+    /// The file.
+    ///
+    /// Errors: [`Code::Misfit`] for a file that would reach [`FILE_LIMIT_BYTES`].
+    pub(super) fn finish(self, name: &str, inputs: &[i32], outputs: &[i32]) -> Result<TfliteFile> {
+        let (mut head, fields) = self.tables(name, inputs, outputs);
+        head.resize(head.len().next_multiple_of(ALIGN_BYTES as usize), 0);
+        // Where the length before the data of each buffer is.
+        let mut starts: Vec<u64> = Vec::with_capacity(self.data.len());
+        let mut end = head.len() as u64;
+        for data in &self.data {
+            let start = (end + 4).next_multiple_of(ALIGN_BYTES) - 4;
+            starts.push(start);
+            end = match data.len_bytes() {
+                Some(len) if len < 1 << 62 && end < 1 << 62 => start + 4 + len,
+                Some(_) | None => return Err(too_large(name, "more than 2^62 bytes")),
+            };
+        }
+        if end >= FILE_LIMIT_BYTES {
+            return Err(too_large(name, &format!("{end} bytes")));
+        }
+        let mut data = Vec::with_capacity(self.data.len());
+        let mut written = head.len() as u64;
+        for ((field, start), item) in fields.into_iter().zip(starts).zip(self.data) {
+            // Both are below the limit of 2^31, and the data follows every table.
+            let offset = (start - field as u64) as u32;
+            head[field..field + 4].copy_from_slice(&offset.to_le_bytes());
+            let padding = (start - written) as usize;
+            written = start + 4 + item.len_bytes().unwrap_or(0);
+            data.push((padding, item));
+        }
+        Ok(TfliteFile { head, data, len_bytes: end })
+    }
+
+    /// The flatbuffer and the place in it of every offset that has to be filled in.
+    fn tables(&self, name: &str, inputs: &[i32], outputs: &[i32]) -> (Vec<u8>, Vec<usize>) {
+        let mut fbb = FlatBufferBuilder::new();
+        let mut kinds: Vec<Builtin> = Vec::new();
+        let mut operators = Vec::with_capacity(self.operators.len());
+        for (builtin, args, result) in &self.operators {
+            let same = |kind: &Builtin| (kind.code(), kind.version()) == (builtin.code(), builtin.version());
+            let code = kinds.iter().position(same).unwrap_or_else(|| {
+                kinds.push(*builtin);
+                kinds.len() - 1
+            });
+            let shape = &self.tensors[*result as usize].2;
+            operators.push(schema::operator(&mut fbb, *builtin, code as u32, args, *result, shape));
+        }
+        let codes: Vec<Table> = kinds.iter().map(|&kind| schema::operator_code(&mut fbb, kind)).collect();
+        let tensors: Vec<Table> = self
+            .tensors
+            .iter()
+            .map(|(name, ty, shape, buffer)| schema::tensor(&mut fbb, name, *ty, shape, *buffer))
+            .collect();
+        let mut buffers = vec![schema::empty_buffer(&mut fbb)];
+        buffers.extend((1..=self.data.len()).map(|mark| schema::open_buffer(&mut fbb, mark as u32)));
+        let graph = schema::subgraph(&mut fbb, name, &tensors, inputs, outputs, &operators);
+        let description = concat!("npuc ", env!("CARGO_PKG_VERSION"));
+        let model = schema::model(&mut fbb, &codes, graph, description, &buffers);
+        fbb.finish(model, Some(schema::IDENTIFIER));
+        let head = fbb.finished_data().to_vec();
+        let fields = buffers[1..].iter().map(|table| head.len() - table.value() as usize + 4).collect();
+        (head, fields)
+    }
+}
+
+fn too_large(name: &str, have: &str) -> crate::Error {
+    Diagnostic::error(Code::Misfit, "the TFLite file would be too large")
+        .subject(name)
+        .need(format!("less than {FILE_LIMIT_BYTES} bytes, which is what the offsets of a flatbuffer reach"))
+        .have(have)
+        .help("cut the model into more chunks (--chunks)")
+        .into()
+}

@@ -1,0 +1,159 @@
+//! Cutting a model by its layers, for targets that take it in several graphs.
+//!
+//! Every part is a step graph of its own; the residual stream and nothing else passes between them.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::diag::{Code, Diagnostic, Error, Result};
+
+/// A run of layers and perhaps the head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The layers. The part that begins with layer 0 takes embeddings.
+    pub layers: Range<usize>,
+    /// Whether the last norm and the head follow the layers; a head may also stand alone, after no layer.
+    pub head: bool,
+}
+
+impl Part {
+    /// The whole of a model with that many layers.
+    pub fn whole(layers: usize) -> Part {
+        Part { layers: 0..layers, head: true }
+    }
+
+    /// Refuses layers that a model of `layers` does not have, and a head that is not at its end.
+    pub(super) fn check(&self, layers: usize) -> Result<()> {
+        let Range { start, end } = self.layers;
+        let ordered = start <= end && end <= layers;
+        if ordered && (start < end || self.head) && (!self.head || end == layers) {
+            return Ok(());
+        }
+        Err(Diagnostic::error(Code::BadShape, "the part is not a part of the model")
+            .need(format!("layers inside 0..{layers}, and the head only after the last of them"))
+            .have(format!("{start}..{end}{}", if self.head { " and the head" } else { "" }))
+            .into())
+    }
+}
+
+/// How a model is cut, written `4,4,4,2,2` (layers of each part) or `5` (that many equal parts).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chunks {
+    /// Layers of each part; the head follows the last.
+    Layers(Vec<usize>),
+    /// That many parts of equally many layers.
+    Equal(usize),
+}
+
+impl Chunks {
+    /// The parts of a model with `layers` layers, in the order of the computation.
+    ///
+    /// Errors: [`Code::BadShape`] if the parts do not add up to the layers.
+    pub fn parts(&self, layers: usize) -> Result<Vec<Part>> {
+        let counts = match self {
+            Chunks::Layers(counts) => counts.clone(),
+            Chunks::Equal(count) if layers.is_multiple_of(*count) => vec![layers / count; *count],
+            Chunks::Equal(count) => return Err(uneven(layers, *count)),
+        };
+        if counts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(layers) || counts.contains(&0) {
+            return Err(Diagnostic::error(Code::BadShape, "the chunks do not add up to the model")
+                .need(format!("layers of each chunk, {layers} in all"))
+                .have(self)
+                .into());
+        }
+        let ends = counts.iter().scan(0, |end, &n| {
+            *end += n;
+            Some((*end - n)..*end)
+        });
+        Ok(ends.map(|layers_of| Part { head: layers_of.end == layers, layers: layers_of }).collect())
+    }
+}
+
+fn uneven(layers: usize, count: usize) -> Error {
+    let fault = Diagnostic::error(Code::BadShape, format!("{layers} layers do not divide into {count} equal chunks"))
+        .need(format!("a divisor of {layers}, or the layers of each chunk"))
+        .have(count);
+    if count > layers {
+        return fault.into();
+    }
+    let each: Vec<String> =
+        (0..count).map(|i| (layers / count + usize::from(i < layers % count)).to_string()).collect();
+    fault.help(format!("write {}", each.join(","))).into()
+}
+
+impl fmt::Display for Chunks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Chunks::Layers(counts) => f.write_str(&counts.iter().map(usize::to_string).collect::<Vec<_>>().join(",")),
+            Chunks::Equal(count) => count.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Chunks {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Chunks> {
+        let number = |text: &str| text.trim().parse::<usize>().ok().filter(|&n| n > 0);
+        let counts: Option<Vec<usize>> = text.split(',').map(number).collect();
+        match counts.as_deref() {
+            Some([count]) => Ok(Chunks::Equal(*count)),
+            Some(counts) => Ok(Chunks::Layers(counts.to_vec())),
+            None => Err(Diagnostic::error(Code::BadShape, format!("`{text}` is not a way to cut a model"))
+                .need("the layers of each chunk (4,4,4,2,2) or the number of equal chunks (5)")
+                .have(text)
+                .into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts() {
+        for (text, layers, expected) in [
+            ("1", 3, "0..3+"),
+            ("3", 6, "0..2 2..4 4..6+"),
+            ("4,4,4,2,2", 16, "0..4 4..8 8..12 12..14 14..16+"),
+            ("2, 1", 3, "0..2 2..3+"),
+            ("5", 16, "16 layers do not divide into 5 equal chunks; write 4,3,3,3,3"),
+            ("17", 16, "16 layers do not divide into 17 equal chunks"),
+            ("4,4", 16, "the chunks do not add up to the model"),
+            ("18446744073709551615,1", 16, "the chunks do not add up to the model"),
+            ("4,0,12", 16, "`4,0,12` is not a way to cut a model"),
+            ("0", 16, "`0` is not a way to cut a model"),
+            ("four", 16, "`four` is not a way to cut a model"),
+        ] {
+            let cut = text.parse::<Chunks>().and_then(|chunks| chunks.parts(layers));
+            let shown = match cut {
+                Ok(parts) => {
+                    let show = |part: &Part| format!("{:?}{}", part.layers, if part.head { "+" } else { "" });
+                    parts.iter().map(show).collect::<Vec<_>>().join(" ")
+                }
+                Err(error) => {
+                    let fault = &error.diagnostics()[0];
+                    [vec![fault.message.clone()], fault.help.clone()].concat().join("; ")
+                }
+            };
+            assert_eq!(shown, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_of_no_model() {
+        for (layers, head, good) in [
+            (0..4, true, true),
+            (0..2, false, true),
+            (4..4, true, true),
+            (2..2, false, false),
+            (0..2, true, false),
+            (0..5, true, false),
+            (Range { start: 3, end: 2 }, false, false),
+        ] {
+            assert_eq!(Part { layers: layers.clone(), head }.check(4).is_ok(), good, "{layers:?} {head}");
+        }
+    }
+}
