@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::fetch::smollm2;
-use crate::{Result, root, run, step};
+use crate::{Result, root, run, step, target};
 
 const PROMPT: &str = "Why is the sky blue? Answer in two sentences.";
 
@@ -12,7 +12,7 @@ pub(crate) fn demo() -> Result<()> {
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--release", "--package", "npuc-cli"]).current_dir(root());
     step("release build", || run(&mut cargo))?;
-    let npuc = root().join("target/release/npuc");
+    let npuc = target().join("release/npuc");
     let mut model = None;
     step("model", || {
         let path = smollm2()?;
@@ -21,7 +21,7 @@ pub(crate) fn demo() -> Result<()> {
         Ok(())
     })?;
     let model = model.ok_or("the model was not fetched")?;
-    let bundle = root().join("target/demo/smollm2-135m");
+    let bundle = target().join("demo/smollm2-135m");
     let show = |args: &[&str], paths: &[&std::path::Path]| {
         let quoted = args.iter().map(|arg| if arg.contains(' ') { format!("\"{arg}\"") } else { arg.to_string() });
         println!("$ npuc {}", quoted.collect::<Vec<_>>().join(" "));
@@ -31,7 +31,7 @@ pub(crate) fn demo() -> Result<()> {
             other => other.as_ref(),
         })))
     };
-    std::fs::create_dir_all(root().join("target/demo")).map_err(|e| format!("cannot make target/demo: {e}"))?;
+    std::fs::create_dir_all(target().join("demo")).map_err(|e| format!("cannot make the demo's folder: {e}"))?;
     let paths = [model.as_path(), bundle.as_path()];
     step("inspect", || show(&["inspect", "MODEL", "--shapes", "128t1024c,1t1024c"], &paths))?;
     let build = ["build", "MODEL", "--target", "host", "--shapes", "128t1024c,1t1024c", "-o", "DIR"];

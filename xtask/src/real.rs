@@ -3,13 +3,13 @@
 use std::process::Command;
 
 use crate::fetch::smollm2;
-use crate::{Result, root, run, step};
+use crate::{Result, root, run, step, target};
 
 /// Holds SmolLM2-135M-Instruct, as a checkpoint and as a bundle, against what independent programs say of it.
 pub(crate) fn real() -> Result<()> {
     let model = smollm2()?;
-    let bundle = root().join("target/real/smollm2-135m");
-    std::fs::create_dir_all(root().join("target/real")).map_err(|e| format!("cannot make target/real: {e}"))?;
+    let bundle = target().join("real/smollm2-135m");
+    std::fs::create_dir_all(target().join("real")).map_err(|e| format!("cannot make the bundle's folder: {e}"))?;
     let mut build = Command::new("cargo");
     build.args(["run", "--release", "--package", "npuc-cli", "--", "build"]).arg(&model);
     build.args(["--shapes", "128t1024c,1t1024c", "-o"]).arg(&bundle).current_dir(root());

@@ -1,6 +1,6 @@
 //! The rules of a target file: closed kinds of limits, each with its conditions, source and grade.
 //!
-//! A kind of limit says what is measured; a target file says the numbers. [`super::check`] does the measuring.
+//! A kind of limit says what is measured; a target file says the numbers. [`super::check()`] does the measuring.
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
