@@ -165,6 +165,7 @@ impl Session {
         }
         self.position = kept;
         self.tokens.truncate(kept);
+        self.latest = None;
         kept
     }
 

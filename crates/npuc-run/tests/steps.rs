@@ -170,6 +170,7 @@ fn a_prompt_that_begins_as_before_is_not_computed_again() {
         let need = scores_of(&mut fresh(protocol), &other);
         let reused = session.rewind_to(&other);
         assert_eq!(reused, if protocol == CacheProtocol::Shift { 0 } else { 14 }, "{protocol:?}");
+        assert_eq!(session.logits(), None, "the scores of a token that was taken back are gone");
         session.feed(&other[reused..], |_| {}).unwrap();
         check(&format!("{protocol:?}"), &[session.logits().unwrap().to_vec()], &[need], 1e-4);
         assert!(session.rewind_to(&other) < other.len(), "the last token's scores are computed");

@@ -11,12 +11,16 @@ use super::{Operand, Place, Step};
 use crate::ir::Op;
 use crate::tensor::{DType, Shape, Tensor};
 
+/// A kernel of two operands of one shape.
+type Elementwise = fn(&[f32], &[f32], &mut [f32]);
+
 /// Computes a step into `out`, which has exactly the elements of its shape.
 pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32], stored: &[Tensor], out: &mut [f32]) {
     let arg = |index: usize| read(&step.args[index]);
     let dims = |index: usize| &step.args[index].shape;
-    let binary = |out: &mut [f32], f: fn(f32, f32) -> f32| {
-        broadcast((arg(0), dims(0)), (arg(1), dims(1)), (out, &step.shape), f);
+    let binary = |out: &mut [f32], equal: Elementwise, f: fn(f32, f32) -> f32| match dims(0) == dims(1) {
+        true => equal(arg(0), arg(1), out),
+        false => broadcast((arg(0), dims(0)), (arg(1), dims(1)), (out, &step.shape), f),
     };
     match &step.op {
         Op::RmsNorm { eps } => vector::rms_norm(arg(0), arg(1), *eps, out),
@@ -34,10 +38,10 @@ pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32
         Op::Exp {} => vector::exp(arg(0), out),
         Op::Rsqrt {} => vector::rsqrt(arg(0), out),
         Op::Affine { scale, offset } => vector::affine(arg(0), *scale, *offset, out),
-        Op::Add {} => binary(out, |a, b| a + b),
-        Op::Sub {} => binary(out, |a, b| a - b),
-        Op::Mul {} => binary(out, |a, b| a * b),
-        Op::Div {} => binary(out, |a, b| a / b),
+        Op::Add {} => binary(out, vector::add, |a, b| a + b),
+        Op::Sub {} => binary(out, vector::sub, |a, b| a - b),
+        Op::Mul {} => binary(out, vector::mul, |a, b| a * b),
+        Op::Div {} => binary(out, vector::div, |a, b| a / b),
         Op::Sum { axis } => reduce(arg(0), dims(0), *axis, out, 0.0, |a, b| a + b),
         Op::Mean { axis } => {
             reduce(arg(0), dims(0), *axis, out, 0.0, |a, b| a + b);
@@ -66,6 +70,7 @@ fn project<'a>(step: &'a Step, read: &impl Fn(&'a Operand) -> &'a [f32], stored:
     linear(x, x.len() / cols, matrix, step.args.get(2).map(read), out);
 }
 
+/// A row whose mask hides every column gives zeros instead of the formula's mean; runners make no such row.
 fn attend<'a>(step: &Step, arg: &impl Fn(usize) -> &'a [f32], scale: f32, out: &mut [f32]) {
     let (q, past) = (&step.args[0].shape, &step.args[1].shape);
     let operands = Attention {
@@ -106,10 +111,6 @@ fn rank4(shape: &[usize]) -> [usize; 4] {
 
 fn broadcast(a: (&[f32], &Shape), b: (&[f32], &Shape), out: (&mut [f32], &Shape), f: fn(f32, f32) -> f32) {
     let (out, shape) = out;
-    if a.1 == b.1 {
-        out.iter_mut().zip(a.0.iter().zip(b.0)).for_each(|(out, (&a, &b))| *out = f(a, b));
-        return;
-    }
     let (sa, sb) = (broadcast_strides(a.1, shape), broadcast_strides(b.1, shape));
     let last = shape[shape.len() - 1];
     for (row, out) in out.chunks_exact_mut(last).enumerate() {
