@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use npuc::fit::Request;
+use npuc::mend::Preference;
 use npuc::model::StepShape;
 use npuc::pass::Pass;
 
@@ -45,7 +47,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Compare a bundle or checkpoint with reference outputs
     Verify(VerifyArgs),
-    /// Explain the code of an error or warning, e.g. `npuc explain tied-head`; without a code, list them
+    /// Explain a code, e.g. `npuc explain tied-head`, or a log of a vendor's tool; without either, list the codes
     Explain(ExplainArgs),
     /// Make a checkpoint of a model's real size with random weights from its config.json
     Synth(SynthArgs),
@@ -80,6 +82,24 @@ pub(crate) struct SynthArgs {
     pub(crate) seed: u64,
 }
 
+/// How misfits are mended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fix {
+    /// Rewrites first
+    Rewrites,
+    /// Flags of the vendor's compiler first
+    Flags,
+}
+
+impl From<Fix> for Preference {
+    fn from(fix: Fix) -> Preference {
+        match fix {
+            Fix::Rewrites => Preference::Rewrites,
+            Fix::Flags => Preference::Flags,
+        }
+    }
+}
+
 /// What executes the step graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum On {
@@ -100,10 +120,10 @@ impl On {
 /// Where and how the step graphs are executed.
 #[derive(Args)]
 pub(crate) struct DeviceArgs {
-    /// What executes the step graphs: npuc itself, or LiteRT from TFLite files made of a checkpoint
+    /// What executes the step graphs: npuc itself, or LiteRT from the TFLite files of a bundle or made of a checkpoint
     #[arg(long, value_enum, default_value_t = On::Host)]
     pub(crate) on: On,
-    /// How --on litert cuts the model: layers of each file (4,4,4,2,2) or a number of equal ones; without it, one
+    /// How --on litert cuts a checkpoint: layers of each file (4,4,4,2,2) or a number of equal ones; without it, one
     #[arg(long, value_name = "CHUNKS")]
     pub(crate) chunks: Option<String>,
     /// Step shapes when MODEL is a checkpoint
@@ -121,6 +141,18 @@ pub(crate) struct InspectArgs {
     /// Step shapes to tell the memory of, e.g. 128t1024c,1t1024c
     #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
     pub(crate) shapes: Option<Vec<String>>,
+}
+
+/// Which operations go where.
+#[derive(Args)]
+pub(crate) struct PlaceArgs {
+    /// Where operations go, e.g. op=matmul=cpu, name=lm_head*=cpu, layers=0..4=cpu, bytes>64MiB=cpu (also weights,
+    /// activations, workspace; =npu takes back); may be repeated, later rules win over earlier ones and the target's own
+    #[arg(long, value_name = "RULE")]
+    pub(crate) place: Vec<String>,
+    /// Refuse any operation that would not be computed by the NPU
+    #[arg(long)]
+    pub(crate) deny_fallback: bool,
 }
 
 #[derive(Args)]
@@ -143,6 +175,12 @@ pub(crate) struct CheckArgs {
     /// A flag that the vendor's compiler will get and that lifts a limit, e.g. gno=LTS (may be repeated)
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     pub(crate) flag: Vec<String>,
+    /// Mend what does not fit, compute both forms on this machine and tell the difference: with rewrites that can be
+    /// proved here, or the cheapest way (flags of the vendor's compiler first)
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "rewrites")]
+    pub(crate) fix: Option<Fix>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
     /// Write the graphs that the lines of the messages are about into this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) ir: Option<PathBuf>,
@@ -167,6 +205,8 @@ pub(crate) struct BuildArgs {
     /// Step shapes: tokens at once against rows of cache; one of them takes a single token
     #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
     pub(crate) shapes: Option<Vec<String>>,
+    #[command(flatten)]
+    pub(crate) chip: ChipArgs,
     /// Build without the tokenizer when it cannot be read; the bundle then takes token ids only
     #[arg(long)]
     pub(crate) no_tokenizer: bool,
@@ -180,6 +220,28 @@ pub(crate) struct BuildArgs {
     /// Print every graph as IR after this pass
     #[arg(long, value_name = "PASS")]
     pub(crate) dump_after: Option<String>,
+}
+
+/// What a build for a chip needs and one for this machine does not.
+#[derive(Args)]
+pub(crate) struct ChipArgs {
+    /// The formats of weights and activations, as in `npuc check`; without it, FP
+    #[arg(long)]
+    pub(crate) precision: Option<String>,
+    /// How many chunks (5) or the layers of each (4,4,4,2,2); without it, the fewest that the limits allow
+    #[arg(long)]
+    pub(crate) chunks: Option<String>,
+    /// A flag that the vendor's compiler gets and that lifts a limit, e.g. gno=LTS (may be repeated)
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    pub(crate) flag: Vec<String>,
+    /// How misfits are mended
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Fix::Rewrites)]
+    pub(crate) fix: Fix,
+    /// Refuse what does not fit instead of mending it
+    #[arg(long)]
+    pub(crate) no_fix: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
 }
 
 #[derive(Args)]
@@ -257,9 +319,12 @@ pub(crate) struct SamplingArgs {
 pub(crate) struct VerifyArgs {
     /// A bundle, a Hugging Face folder or a .gguf file
     pub(crate) model: PathBuf,
-    /// Safetensors with input_ids, and logits or greedy_ids
+    /// Safetensors with input_ids, and logits or greedy_ids; without it, this machine computes the reference
     #[arg(long, value_name = "FILE")]
-    pub(crate) reference: PathBuf,
+    pub(crate) reference: Option<PathBuf>,
+    /// The checkpoint or bundle that this machine computes the reference with; without it, MODEL itself
+    #[arg(long, value_name = "MODEL", conflicts_with = "reference")]
+    pub(crate) against: Option<PathBuf>,
     /// What counts as faithful, of cosine, max_abs, top1, top10 and greedy; without it
     /// cosine>=0.999,top1>=0.99,greedy>=0.99
     #[arg(long, value_name = "CONDITIONS")]
@@ -270,13 +335,28 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Args)]
 pub(crate) struct ExplainArgs {
-    /// The code in the brackets of the message
-    pub(crate) code: Option<String>,
+    /// The code in the brackets of the message; or a file that keeps what a vendor's compiler or runtime said
+    #[arg(value_name = "CODE|LOG")]
+    pub(crate) what: Option<String>,
+    /// With a log: the IR text of a graph that it may be about, as `npuc check --ir` writes it (may be repeated)
+    #[arg(long, value_name = "FILE", requires = "what")]
+    pub(crate) ir: Vec<PathBuf>,
 }
 
 /// Step shapes from a flag.
 pub(crate) fn shapes(texts: Option<&Vec<String>>) -> npuc::Result<Option<Vec<StepShape>>> {
     texts.map(|texts| texts.iter().map(|text| text.trim().parse()).collect()).transpose()
+}
+
+impl PlaceArgs {
+    /// The request with the rules of the flags behind the target's own.
+    pub(crate) fn apply(&self, mut request: Request) -> npuc::Result<Request> {
+        for rule in &self.place {
+            request.placement.push(rule.trim().parse()?);
+        }
+        request.deny_fallback = self.deny_fallback;
+        Ok(request)
+    }
 }
 
 /// Passes from a flag.

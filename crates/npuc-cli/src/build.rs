@@ -1,113 +1,26 @@
 //! `npuc build`: a checkpoint becomes a bundle.
 
-use std::fmt::Write;
 use std::time::Instant;
 
-use npuc::build::{self, Plan};
+use npuc::back::BackEnd;
 use npuc::bundle::is_bundle;
 use npuc::bundle::write::{self, Contents, Written};
-use npuc::front::{self, Checkpoint, non_finite};
-use npuc::pass::Pass;
+use npuc::front::{self, Checkpoint};
 use npuc::{Diagnostic, Result, target};
-use npuc_run::program::default_shapes;
-use npuc_run::text::bundle_text;
-use serde::Serialize;
 
-use crate::args::{BuildArgs, passes, shapes};
-use crate::output::{Output, bytes};
+use crate::args::BuildArgs;
+use crate::output::Output;
 
-#[derive(Serialize)]
-struct Report {
-    bundle: String,
-    target: String,
-    graphs: Vec<GraphReport>,
-    #[serde(flatten)]
-    written: Written,
-    lower_ms: f64,
-    check_weights_ms: f64,
-    write_ms: f64,
-    warnings: Vec<Diagnostic>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    dumps: Vec<Dump>,
-}
-
-#[derive(Serialize)]
-struct GraphReport {
-    shape: String,
-    operations: usize,
-    rewrites: usize,
-}
-
-#[derive(Serialize)]
-struct Dump {
-    pass: String,
-    ir: String,
-}
+mod host;
+mod tflite;
 
 /// Runs the command.
 pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     let target = target::find(&args.target)?;
-    target.back_end()?;
-    let given = shapes(args.shapes.as_ref())?;
-    let dump_after: Option<Pass> = args.dump_after.as_ref().map(|name| Pass::parse(name)).transpose()?;
-    let checkpoint = open(args)?;
-    let mut plan = Plan::new(target.clone(), given.unwrap_or_else(|| default_shapes(&checkpoint.config)))?;
-    if let Some(names) = &args.passes {
-        plan.passes = passes(names)?;
+    match target.back_end()? {
+        BackEnd::Host => host::build(args, &target, output),
+        BackEnd::Tflite => tflite::build(args, &target, output),
     }
-    refuse_absent_dump(dump_after, &plan)?;
-    let text = bundle_text(&checkpoint).inspect_err(|_| {
-        output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
-    })?;
-
-    let start = Instant::now();
-    let (mut dumps, mut rewrites) = (Vec::new(), Vec::new());
-    let graphs = build::lower(&checkpoint, &plan, |pass, graph, reasons| {
-        rewrites.push((graph.name.clone(), reasons.len()));
-        if dump_after == Some(pass) {
-            dumps.push(Dump { pass: pass.name().into(), ir: graph.to_string() });
-        }
-    })?;
-    let lower_ms = ms(start);
-    let start = Instant::now();
-    let mut warnings = checkpoint.warnings.clone();
-    let spinner = output.spinner("checking weights");
-    warnings.extend(non_finite(&checkpoint));
-    drop(spinner);
-    let check_weights_ms = ms(start);
-
-    let contents = Contents {
-        target: target.clone(),
-        graphs: &graphs,
-        tokenizer_json: text.tokenizer_json,
-        chat_template: text.chat_template,
-        text: text.record,
-    };
-    let start = Instant::now();
-    let bar = output.bytes_bar("writing weights");
-    let written = write::write(&args.output, &checkpoint, contents, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    })?;
-    bar.finish_and_clear();
-    let reports = graphs.iter().map(|(shape, graph)| GraphReport {
-        shape: shape.to_string(),
-        operations: graph.graph().values.iter().filter(|v| matches!(v.def, npuc::ir::Def::Op { .. })).count(),
-        rewrites: rewrites.iter().filter(|(name, _)| *name == graph.graph().name).map(|(_, count)| count).sum(),
-    });
-    let report = Report {
-        bundle: args.output.display().to_string(),
-        target: target.name.clone(),
-        graphs: reports.collect(),
-        written,
-        lower_ms,
-        check_weights_ms,
-        write_ms: ms(start),
-        warnings,
-        dumps,
-    };
-    output.warnings(&report.warnings);
-    output.result(&report, &render(&report))
 }
 
 fn open(args: &BuildArgs) -> Result<Checkpoint> {
@@ -122,38 +35,17 @@ fn open(args: &BuildArgs) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-fn refuse_absent_dump(dump_after: Option<Pass>, plan: &Plan) -> Result<()> {
-    match dump_after {
-        Some(pass) if !plan.passes.contains(&pass) => {
-            let runs: Vec<&str> = plan.passes.iter().map(|pass| pass.name()).collect();
-            Err(Diagnostic::error(npuc::Code::BadArgument, "the pass to dump after does not run")
-                .need(format!("one of: {}", runs.join(", ")))
-                .have(pass.name())
-                .help("add it with --passes")
-                .into())
-        }
-        Some(_) | None => Ok(()),
-    }
+/// Writes the bundle under a bar.
+fn write(args: &BuildArgs, checkpoint: &Checkpoint, contents: Contents<'_>, output: Output) -> Result<Written> {
+    let bar = output.bytes_bar("writing");
+    let written = write::write(&args.output, checkpoint, contents, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    Ok(written)
 }
 
 fn ms(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
-}
-
-fn render(report: &Report) -> String {
-    let mut text: String = report.dumps.iter().map(|dump| format!("{}\n", dump.ir)).collect();
-    let line = |text: &mut String, name: &str, value: String| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{name:<12}{value}");
-    };
-    for graph in &report.graphs {
-        let value = format!("{} operations, {} rewrites", graph.operations, graph.rewrites);
-        line(&mut text, &graph.shape, value);
-    }
-    let Written { weights_bytes, stored_bytes, bundle_bytes, files } = report.written;
-    line(&mut text, "weights", format!("{} ({} stored)", bytes(weights_bytes), bytes(stored_bytes)));
-    line(&mut text, "bundle", format!("{} ({} in {files} files)", report.bundle, bytes(bundle_bytes)));
-    let (lower, check, write) = (report.lower_ms, report.check_weights_ms, report.write_ms);
-    line(&mut text, "time", format!("graphs {lower:.0} ms, weight check {check:.0} ms, writing {write:.0} ms"));
-    text
 }

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
+use npuc::back::BackEnd;
 use npuc::bundle::staging::write_file;
 use npuc::diag::{Class, Severity};
 use npuc::fit::{Chunk, Context, Fit, Request, fit};
 use npuc::front::{self, ModelConfig, config_hf};
-use npuc::model::Chunks;
+use npuc::mend::{Applied, Mended, Proof, mend, prove};
+use npuc::model::{Chunks, StepShape};
+use npuc::place::Bill;
 use npuc::target::ledger::Usage;
 use npuc::target::{self, Misfit, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Result, Tensor};
@@ -16,6 +19,7 @@ use npuc_run::program::default_shapes;
 use serde::Serialize;
 
 use crate::args::{CheckArgs, shapes};
+use crate::mended;
 use crate::output::{Output, bytes};
 use crate::sarif;
 
@@ -27,6 +31,10 @@ struct Report<'a> {
     shapes: Vec<String>,
     flags: Vec<String>,
     fits: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mended: Vec<Applied>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    proofs: Vec<Proof>,
     misfits: Vec<&'a Misfit>,
     warnings: Vec<&'a Misfit>,
     weights_bytes: u64,
@@ -35,6 +43,8 @@ struct Report<'a> {
     total_bytes: u64,
     chunks: &'a [Chunk],
     chosen_chunks: bool,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    bills: &'a [(StepShape, Bill)],
     binding: Option<&'a Usage>,
     context: Option<&'a Context>,
     checkpoint_warnings: Vec<Diagnostic>,
@@ -50,15 +60,20 @@ struct Model {
 /// Runs the command; gives the exit status.
 pub(crate) fn command(args: &CheckArgs, output: Output) -> Result<u8> {
     let target = target::find(&args.target)?;
-    let usual = if target.back_end.is_some() { "stored" } else { "FP" };
+    let usual = if target.back_end == Some(BackEnd::Host) { "stored" } else { "FP" };
     let precision = Precision::parse(args.precision.as_deref().unwrap_or(usual), target.float)?;
     let question = Question::new(&target, precision, &args.flag)?;
     let given = shapes(args.shapes.as_ref())?;
     let chunks = args.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
     let model = open(&args.model)?;
     let shapes = given.unwrap_or_else(|| default_shapes(&model.config));
-    let request = Request { target, question, shapes, chunks };
-    let fit = fit(&model.config, model.weights.as_ref(), &request)?;
+    let asked = args.place.apply(Request { chunks, ..Request::new(target, question, shapes) })?;
+    let weights = model.weights.as_ref();
+    let Mended { request, applied, fit } = match args.fix {
+        Some(fix) => mend(&model.config, weights, &asked, fix.into())?,
+        None => Mended { fit: fit(&model.config, weights, &asked)?, request: asked, applied: Vec::new() },
+    };
+    let proofs = prove(&model.config, weights, &request, &applied)?;
     if let Some(folder) = &args.ir {
         write_graphs(&fit, folder)?;
     }
@@ -70,7 +85,7 @@ pub(crate) fn command(args: &CheckArgs, output: Output) -> Result<u8> {
         return Ok(status);
     }
     output.warnings(&model.warnings);
-    let report = report(args, &request, &fit, model.warnings);
+    let report = report(args, &request, &fit, (applied, proofs), model.warnings);
     output.result(&report, &render(&report, &fit, &request.target))?;
     Ok(status)
 }
@@ -101,9 +116,10 @@ fn report<'a>(
     args: &CheckArgs,
     request: &'a Request,
     fit: &'a Fit,
+    (mended, proofs): (Vec<Applied>, Vec<Proof>),
     checkpoint_warnings: Vec<Diagnostic>,
 ) -> Report<'a> {
-    let Request { target, question, shapes, chunks } = request;
+    let Request { target, question, shapes, chunks, .. } = request;
     let (misfits, warnings) = fit.misfits.iter().partition(|misfit| misfit.severity == Severity::Error);
     let sum = |of: fn(&Chunk) -> u64| fit.chunks.iter().map(of).sum();
     let lifting = question.flags.iter().map(|flag| format!("--{flag}"));
@@ -116,6 +132,8 @@ fn report<'a>(
         shapes: shapes.iter().map(ToString::to_string).collect(),
         flags,
         fits: fit.fits(),
+        mended,
+        proofs,
         misfits,
         warnings,
         weights_bytes: sum(|chunk| chunk.memory.weights_bytes),
@@ -124,6 +142,7 @@ fn report<'a>(
         total_bytes: sum(|chunk| chunk.memory.total_bytes()),
         chunks: &fit.chunks,
         chosen_chunks: chunks.is_none(),
+        bills: &fit.bills,
         binding: fit.binding.as_ref(),
         context: fit.context.as_ref(),
         checkpoint_warnings,
@@ -132,6 +151,7 @@ fn report<'a>(
 
 fn render(report: &Report<'_>, fit: &Fit, target: &Target) -> String {
     let mut text: String = fit.misfits.iter().map(|misfit| format!("{}\n", message(misfit))).collect();
+    text.push_str(&mended::render(&report.mended, &report.proofs));
     let mut line = |name: &str, value: String| {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:<14}{value}");
@@ -142,9 +162,9 @@ fn render(report: &Report<'_>, fit: &Fit, target: &Target) -> String {
         line("flags", report.flags.join(" "));
     }
     let how = if report.chosen_chunks { "the fewest that the limits allow" } else { "as given" };
-    line("chunks", format!("{} ({how})", report.chunks.len()));
-    for (index, chunk) in report.chunks.iter().enumerate() {
-        line(&format!("  chunk {index}"), chunk_line(chunk));
+    line("chunks", format!("{} ({how})", fit.parts.len()));
+    for (name, value) in chunk_lines(report.chunks) {
+        line(&format!("  chunk {name}"), value);
     }
     line(
         "total",
@@ -156,8 +176,13 @@ fn render(report: &Report<'_>, fit: &Fit, target: &Target) -> String {
             bytes(report.activation_bytes)
         ),
     );
+    for bill in mended::bills(&fit.bills).lines() {
+        let (name, value) = bill.split_at(14);
+        line(name.trim_end(), value.to_owned());
+    }
     if let Some(usage) = report.binding {
-        let Usage { rule, limit, chunk, used, .. } = usage;
+        let Usage { rule, limit, used, .. } = usage;
+        let chunk = report.chunks.get(usage.chunk).map_or("", |chunk| chunk.name.as_str());
         let share = 100.0 * usage.share();
         line("nearest limit", format!("{rule}: {limit}; chunk {chunk} uses {used}, {share:.0} %"));
     }
@@ -166,6 +191,23 @@ fn render(report: &Report<'_>, fit: &Fit, target: &Target) -> String {
     }
     line("answer", answer(report));
     text
+}
+
+/// A line for each chunk; equal segments of a chunk share one.
+fn chunk_lines(chunks: &[Chunk]) -> Vec<(String, String)> {
+    let mut lines: Vec<(String, String, usize)> = Vec::new();
+    for chunk in chunks {
+        let (text, is_segment) = (chunk_line(chunk), chunk.name.contains('.'));
+        match lines.iter_mut().find(|(_, known, _)| is_segment && *known == text) {
+            Some((_, _, count)) => *count += 1,
+            None => lines.push((chunk.name.clone(), text, 1)),
+        }
+    }
+    let line = |(name, text, count): (String, String, usize)| match count {
+        1 => (name, text),
+        more => (name, format!("(and {} like it) {text}", more - 1)),
+    };
+    lines.into_iter().map(line).collect()
 }
 
 fn chunk_line(chunk: &Chunk) -> String {

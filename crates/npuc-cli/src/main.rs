@@ -12,6 +12,7 @@ mod build;
 mod check;
 mod explain;
 mod inspect;
+mod mended;
 mod output;
 mod run;
 mod sarif;
@@ -46,7 +47,7 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Targets(args) => targets::command(&args, output).map(|()| 0),
         Command::Build(args) => build::command(&args, output).map(|()| 0),
         Command::Run(args) => run::command(&args, output).map(|()| 0),
-        Command::Explain(args) => explain::command(&args, output).map(|()| 0),
+        Command::Explain(args) => explain::command(&args, output),
         Command::Synth(args) => synth::command(&args, output).map(|()| 0),
         Command::Toolchain(command) => toolchain::command(&command, output).map(|()| 0),
         Command::Verify(args) => verify::command(&args, output),

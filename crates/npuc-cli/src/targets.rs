@@ -57,6 +57,11 @@ fn render(chip: &Chip) -> String {
         text.source(&flag.source, flag.grade);
     }
     text.section("layouts and notes", chip.layouts.is_empty() && chip.notes.is_empty());
+    text.section("placement", chip.places.is_empty());
+    for place in &chip.places {
+        text.line(&format!("  --place {}", place.rule));
+        text.source(&place.source, place.grade);
+    }
     for note in chip.layouts.iter().chain(&chip.notes) {
         text.line(&format!("  {}", note.text));
         text.source(&note.source, note.grade);

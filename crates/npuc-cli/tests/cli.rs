@@ -92,6 +92,30 @@ fn help() {
 }
 
 #[test]
+fn explain_logs() {
+    check(&[
+        ("help-explain", "explain --help"),
+        ("explain-ncc-dimension", "explain ../logs/ncc-dimension.log --ir ../logs/head.ir"),
+        ("explain-ncc-dimension-json", "explain ../logs/ncc-dimension.log --ir ../logs/head.ir --json"),
+        ("explain-ncc-batch-matmul", "explain ../logs/ncc-batch-matmul.log --ir ../logs/head.ir"),
+        ("explain-ncc-int32", "explain ../logs/ncc-int32.log"),
+        ("explain-ncc-float-rewrite", "explain ../logs/ncc-float-rewrite.log"),
+        ("explain-ncc-plan", "explain ../logs/ncc-plan.log"),
+        ("explain-apusys-memory", "explain ../logs/apusys-memory.log"),
+        ("explain-apusys-import", "explain ../logs/apusys-import.log"),
+        ("explain-neuron-unit", "explain ../logs/neuron-unit.log"),
+        ("explain-qnn-device", "explain ../logs/qnn-device.log"),
+        ("explain-qnn-validation", "explain ../logs/qnn-validation.log"),
+        ("explain-torq-lram", "explain ../logs/torq-lram.log"),
+        ("explain-unknown-log", "explain ../logs/unknown.txt"),
+        ("explain-unknown-log-json", "explain ../logs/unknown.txt --json"),
+        ("explain-absent-log", "explain none.log"),
+        ("explain-malformed-ir", "explain ../logs/ncc-dimension.log --ir ../logs/unknown.txt"),
+        ("explain-code-with-ir", "explain tied-head --ir ../logs/head.ir"),
+    ]);
+}
+
+#[test]
 fn inspect() {
     check(&[
         ("inspect-folder", "inspect qwen3-bf16"),
@@ -117,6 +141,19 @@ fn check_against_targets() {
              --shapes 128t1024c,1t1024c",
         ),
         ("check-llama-genio-700", "check ../configs/llama-3.2-1b.json --target genio-700 --shapes 128t1024c,1t1024c"),
+        (
+            "check-llama-genio-720-fix",
+            "check ../configs/llama-3.2-1b.json --target genio-720 --shapes 128t1024c,1t1024c --chunks 4,4,4,2,2 --fix",
+        ),
+        (
+            "check-small-fix",
+            "check qwen3-bf16 --target ../targets/mendable.toml --precision FP32 --shapes 4t16c,1t16c --fix",
+        ),
+        ("check-small-place", "check qwen2-bf16 --target genio-700 --shapes 8t32c,1t32c --place op=matmul=cpu"),
+        (
+            "check-small-deny",
+            "check qwen2-bf16 --target genio-700 --shapes 1t32c --place op=matmul=cpu --deny-fallback",
+        ),
         ("check-one-file", "check ../configs/llama-3.2-1b.json --target sm8650 --chunks 1 --shapes 1t1024c"),
         ("check-whisper", "check ../configs/whisper-base.json --target genio-700"),
         ("check-small", "check qwen3-bf16 --target ../targets/small.toml --shapes 4t16c,1t16c"),
@@ -161,7 +198,29 @@ fn build() {
             "build llama-k-quants.gguf --shapes 1t4c -o TMP/out --passes decompose,simplify --dump-after simplify",
         ),
         ("build-unknown-target", "build qwen3-bf16 --target sm865 -o TMP/out"),
-        ("build-no-back-end", "build qwen3-bf16 --target genio-720 -o TMP/out"),
+        ("build-no-back-end", "build qwen3-bf16 --target sm8650 -o TMP/out"),
+        ("build-chip", "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c --chunks 2 -o TMP/out"),
+        ("build-chip-json", "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c -o TMP/out --json"),
+        (
+            "build-chip-mends",
+            "build qwen3-bf16 --target ../targets/mendable.toml --precision FP32 --shapes 4t16c,1t16c -o TMP/out",
+        ),
+        (
+            "build-chip-no-fix",
+            "build qwen3-bf16 --target ../targets/mendable.toml --precision FP32 --shapes 4t16c,1t16c --no-fix -o TMP/out",
+        ),
+        (
+            "build-chip-place",
+            "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c --place name=lm_head*=cpu --place op=softmax=cpu -o TMP/out",
+        ),
+        (
+            "build-chip-place-idle",
+            "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c --place op=exp=cpu -o TMP/out",
+        ),
+        ("build-chip-place-malformed", "build qwen3-bf16 --target genio-720 --place bytes>64MiB -o TMP/out"),
+        ("build-chip-deny", "build qwen2-bf16 --target genio-700 --shapes 1t32c --deny-fallback -o TMP/out"),
+        ("build-chip-shapes", "build qwen3-bf16 --target genio-720 --shapes 8t32c,4t32c,1t32c -o TMP/out"),
+        ("build-host-chunks", "build qwen3-bf16 --chunks 2 --place op=matmul=cpu -o TMP/out"),
         ("build-malformed-shape", "build qwen3-bf16 --shapes 128x1024 -o TMP/out"),
         ("build-impossible-shape", "build qwen3-bf16 --shapes 8t4c,1t4c -o TMP/out"),
         ("build-two-capacities", "build qwen3-bf16 --shapes 8t64c,1t32c -o TMP/out"),
@@ -225,6 +284,7 @@ fn verify() {
         ("verify-other-vocabulary", "verify qwen3-bf16 --reference llama-gqa3-q8_0.expected.safetensors"),
         ("verify-no-reference", "verify qwen3-bf16 --reference qwen3-bf16/model.safetensors"),
         ("verify-not-safetensors", "verify qwen3-bf16 --reference qwen3-bf16/config.json"),
+        ("verify-itself", "verify qwen3-bf16"),
         ("verify-bad-gate", "verify qwen3-bf16 --reference qwen3-bf16/expected.safetensors --gate kl<1"),
     ]);
 }

@@ -80,6 +80,33 @@ impl Reference {
     }
 }
 
+impl Reference {
+    /// What a session computes: the scores after every id of the prompts, and `new` greedy ids after each.
+    ///
+    /// Errors: prompts that do not fit the context; what the session's device refuses.
+    pub fn of_session(session: &mut Session, prompts: Vec<Vec<u32>>, new: usize) -> Result<Reference> {
+        let (mut logits, mut greedy) = (Vec::new(), Vec::new());
+        for prompt in &prompts {
+            session.reset();
+            let mut rows = Vec::new();
+            session.feed(prompt, |scores| rows.extend_from_slice(scores))?;
+            logits.push(rows);
+            let mut ids = Vec::with_capacity(new);
+            while ids.len() < new {
+                let best = session.logits().and_then(best_id).ok_or_else(|| {
+                    Diagnostic::error(Code::Unfaithful, "the model to compare with gives scores that are not numbers")
+                })?;
+                ids.push(best);
+                if ids.len() < new {
+                    session.decode(best)?;
+                }
+            }
+            greedy.push(ids);
+        }
+        Ok(Reference { prompts, logits: Some(logits), greedy: Some(greedy), vocab: Some(session.vocab()) })
+    }
+}
+
 fn int_rows(tensors: &SafeTensors<'_>, name: &str) -> Result<Option<Vec<Vec<u32>>>, String> {
     let Ok(tensor) = tensors.tensor(name) else { return Ok(None) };
     let &[_, width] = tensor.shape() else {

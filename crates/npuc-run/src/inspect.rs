@@ -5,8 +5,9 @@ use std::path::Path;
 
 use npuc::bundle::{Bundle, is_bundle};
 use npuc::front::{self, ModelConfig, Source, SpecialTokens, non_finite};
+use npuc::ir::Type;
 use npuc::model::{Role, StepShape, weight_specs};
-use npuc::{Diagnostic, Result, Tensor};
+use npuc::{DType, Diagnostic, Result, Tensor};
 use serde::Serialize;
 
 use crate::program::{default_shapes, sizes};
@@ -140,9 +141,11 @@ fn from_checkpoint(path: &Path) -> Result<Model> {
 fn from_bundle(path: &Path) -> Result<Model> {
     let Bundle { manifest, weights, tokenizer_json, chat_template, .. } = Bundle::open(path)?;
     let text = tokenizer_json.map(|json| TextModel::from_bundle(&json, chat_template, &manifest.text)).transpose()?;
+    let mut shapes: Vec<StepShape> = manifest.graphs.iter().map(|graph| graph.shape).collect();
+    shapes.dedup();
     Ok(Model {
         form: "bundle",
-        shapes: Some(manifest.graphs.iter().map(|graph| graph.shape).collect()),
+        shapes: Some(shapes),
         config: manifest.model,
         warnings: Vec::new(),
         tensors: weights,
@@ -170,7 +173,12 @@ fn formats(tensors: &BTreeMap<String, Tensor>, specs: &BTreeMap<String, Role>) -
 }
 
 fn step_memory(model: &Model, shape: StepShape, weights_bytes: u64) -> Result<StepMemory> {
-    let types = npuc::build::weight_types(&model.tensors);
+    // A bundle may hold a weight in rows or in numbers that only its target reads; the memory of a step does not
+    // depend on it.
+    let mut types = npuc::build::weight_types(&model.tensors);
+    for spec in weight_specs(&model.config) {
+        types.entry(spec.name).or_insert(Type { dtype: DType::F32, shape: spec.shape });
+    }
     let graph = npuc::model::build_step(&model.config, &types, shape, npuc::target::host().protocol)?;
     let layout = Layout { sizes: sizes(&model.config), protocol: npuc::target::host().protocol };
     let activation_bytes = npuc::exec::buffer_bytes(&graph) + layout.input_bytes(shape);

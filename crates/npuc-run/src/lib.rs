@@ -11,3 +11,4 @@ pub mod program;
 pub mod session;
 pub mod text;
 pub mod toolchain;
+pub mod vendor_log;

@@ -1,17 +1,22 @@
 //! A program: everything a session needs, from a bundle or, built on the spot, from a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use npuc::back::BackEnd;
+use npuc::back::tflite::{Export, Storage, export};
 use npuc::build::{self, Plan};
-use npuc::bundle::{Bundle, TOKENIZER, is_bundle};
+use npuc::bundle::write::Contents;
+use npuc::bundle::{self, Bundle, TOKENIZER, is_bundle};
+use npuc::fit::Request;
 use npuc::front::config::Rope;
 use npuc::front::{self, Checkpoint, ModelConfig};
 use npuc::ir::Graph;
-use npuc::model::{CacheProtocol, StepShape, llama};
+use npuc::model::{CacheProtocol, Part, StepShape, llama};
+use npuc::target::Checked;
 use npuc::{Diagnostic, Result, Tensor, target};
 
-use crate::text::TextModel;
+use crate::text::{TextModel, bundle_text};
 
 /// The capacity of a program that is built on the spot, unless the model's own is smaller.
 pub const DEFAULT_CAPACITY: usize = 2048;
@@ -26,8 +31,10 @@ pub struct Program {
     pub config: ModelConfig,
     /// How caches travel between steps.
     pub protocol: CacheProtocol,
-    /// The graphs, the one with most tokens first.
-    pub graphs: Vec<(StepShape, Graph)>,
+    /// What masks hold where a position is hidden.
+    pub hidden_mask: f32,
+    /// The steps, the one with most tokens first.
+    pub steps: Vec<Step>,
     /// The weights by canonical name, rows in reading order.
     pub weights: BTreeMap<String, Tensor>,
     /// Tokenizer and chat template, if the model has a tokenizer; what is wrong with it if it cannot be used.
@@ -37,6 +44,24 @@ pub struct Program {
     pub eos: BTreeSet<u32>,
     /// What is odd but does not stop the work.
     pub warnings: Vec<Diagnostic>,
+}
+
+/// One step of the model.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Its shape.
+    pub shape: StepShape,
+    /// What computes it, in the order of execution.
+    pub segments: Vec<Segment>,
+}
+
+/// A step or a part of it.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// What the host executes.
+    pub graph: Graph,
+    /// The same graph in the form of the target's tools, where the target computes it.
+    pub emitted: Option<PathBuf>,
 }
 
 /// The sizes of a model that a session needs.
@@ -72,17 +97,58 @@ impl Program {
         }
         let bundle = Bundle::open(path)?;
         let Bundle { manifest, graphs, weights, tokenizer_json, chat_template, .. } = bundle;
+        let mut steps: Vec<Step> = Vec::new();
+        for (record, graph) in manifest.graphs.iter().zip(graphs) {
+            let segment = Segment { graph, emitted: record.emitted.as_ref().map(|name| path.join(name)) };
+            match steps.last_mut().filter(|step| step.shape == record.shape) {
+                Some(step) => step.segments.push(segment),
+                None => steps.push(Step { shape: record.shape, segments: vec![segment] }),
+            }
+        }
         let text = tokenizer_json.map(|json| TextModel::from_bundle(&json, chat_template, &manifest.text)).transpose();
         let text = text.map_err(|e| e.in_file(&path.join(TOKENIZER)));
         Ok(Program {
             config: manifest.model,
             protocol: manifest.protocol,
-            graphs,
+            hidden_mask: manifest.hidden_mask as f32,
+            steps,
             weights,
             text,
             eos: manifest.text.eos,
             warnings: Vec::new(),
         })
+    }
+
+    /// Emits a checkpoint as TFLite files into the new folder `dir` and opens them, for the LiteRT interpreter.
+    ///
+    /// Errors: what cannot be emitted or written.
+    pub fn through_tflite(
+        checkpoint: &Checkpoint,
+        request: &Request,
+        parts: &[Part],
+        storage: Storage,
+        dir: &Path,
+    ) -> Result<Program> {
+        let exported = export(checkpoint, &Export { model: "model", request, parts, storage })?;
+        let text = bundle_text(checkpoint).unwrap_or_default();
+        let contents = Contents {
+            target: request.target.clone(),
+            back_end: BackEnd::Tflite,
+            precision: request.question.precision.name.clone(),
+            mends: request.mends.clone(),
+            graphs: exported.graphs,
+            weights: exported.weights,
+            files: exported.files,
+            tokenizer_json: text.tokenizer_json,
+            chat_template: text.chat_template,
+            text: text.record,
+        };
+        bundle::write::write(dir, checkpoint, contents, &mut |_, _| {})?;
+        let mut program = Program::open(dir, None)?;
+        // What is wrong with a tokenizer is told when text is asked for, not before.
+        program.text = TextModel::of_checkpoint(checkpoint);
+        program.warnings = checkpoint.warnings.clone();
+        Ok(program)
     }
 
     /// Builds a checkpoint for the host.
@@ -94,9 +160,14 @@ impl Program {
     /// Builds a checkpoint as planned, for execution on the host.
     pub fn build(checkpoint: Checkpoint, plan: &Plan) -> Result<Program> {
         let graphs = build::lower(&checkpoint, plan, |_, _, _| {})?;
+        let step = |(shape, graph): (StepShape, Checked)| {
+            let segment = Segment { graph: graph.graph().clone(), emitted: None };
+            Step { shape, segments: vec![segment] }
+        };
         Ok(Program {
             protocol: plan.target.protocol,
-            graphs: graphs.into_iter().map(|(shape, graph)| (shape, graph.graph().clone())).collect(),
+            hidden_mask: plan.target.hidden_mask as f32,
+            steps: graphs.into_iter().map(step).collect(),
             text: TextModel::of_checkpoint(&checkpoint),
             weights: checkpoint.tensors.iter().map(|(name, t)| (name.clone(), t.materialized())).collect(),
             eos: checkpoint.special.eos,

@@ -3,19 +3,25 @@
 //! The session owns what graphs do not hold: embedding rows, rotary tables, masks, and where cache rows
 //! go. All buffers are made when it is; a step allocates nothing.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
 
+use npuc::bundle::EMBEDDING_TABLE;
 use npuc::exec::buffer_bytes;
-use npuc::ir::{Graph, ValueId};
+use npuc::ir::{Def, Graph, ValueId};
 use npuc::model::rope::frequencies;
 use npuc::model::{CacheProtocol, Port, StepShape};
-use npuc::{Code, Diagnostic, Error, Result, Shape, Tensor};
+use npuc::tensor::{self, Tensor};
+use npuc::{Code, Diagnostic, Error, Result, Shape};
 
-use crate::device::Device;
-use crate::device::chunks::ChunkedStep;
 use crate::device::host::{HostStep, thread_pool};
+use crate::device::litert::LiteRt;
+use crate::device::{Device, chain};
 use crate::memory;
-use crate::program::{Program, sizes};
+use crate::program::{self, Program, sizes};
+use crate::toolchain::Installed;
 
 mod ports;
 
@@ -25,6 +31,8 @@ use ports::{CacheSize, Context, fill_angles, fill_embeds, fill_mask, fill_write_
 /// A model with its caches.
 pub struct Session {
     protocol: CacheProtocol,
+    /// What masks hold where a position is hidden.
+    hidden_mask: f32,
     /// The graphs, the one with most tokens first, the one of a single token last.
     steps: Vec<Step>,
     /// The caches `[kv_heads, capacity, head_dim]`, in the port order that all graphs share.
@@ -78,24 +86,55 @@ impl Session {
         let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
         refuse_too_large(program, &layout)?;
         let mut steps = Vec::new();
-        for (shape, graph) in &program.graphs {
-            let kept = kept_values(graph, keep)?;
-            let ids: Vec<ValueId> = kept.iter().map(|kept| kept.id).collect();
-            let host = HostStep::new(graph, &program.weights, &ids, pool.clone())?;
-            steps.push(Step::new(*shape, Device::Host(host), kept, &layout)?);
+        for program::Step { shape, segments } in &program.steps {
+            let (device, kept) = match &segments[..] {
+                [program::Segment { graph, emitted: None }] => {
+                    let kept = kept_values(graph, keep)?;
+                    let ids: Vec<ValueId> = kept.iter().map(|kept| kept.id).collect();
+                    let host = HostStep::new(graph, &program.weights, &ids, pool.clone())?;
+                    (Device::Host(host), kept)
+                }
+                _ if !keep.is_empty() => return Err(no_values()),
+                segments => {
+                    let host = |segment: &program::Segment| {
+                        refuse_unreadable(program, segment)?;
+                        chain::Segment::host(&segment.graph, &program.weights, pool.clone())
+                    };
+                    let segments = segments.iter().map(host).collect::<Result<_>>()?;
+                    (Device::Chain(layout.chain(*shape, segments)?), Vec::new())
+                }
+            };
+            steps.push(Step::new(*shape, device, kept, &layout)?);
         }
         Session::over(program, &layout, steps)
     }
 
-    /// A session whose steps are computed by the files in `chunked`, one for every graph of the program and in
-    /// the same order.
+    /// A session whose emitted segments are computed by the LiteRT interpreter, all others by the host. A request to the
+    /// interpreter may take as long as `limit`.
     ///
-    /// Errors: as [`Session::new`].
-    pub fn on_litert(program: &Program, chunked: Vec<ChunkedStep>) -> Result<Session> {
+    /// Errors: as [`Session::new`]; a program without emitted segments; what the interpreter refuses.
+    pub fn on_litert(program: &Program, tool: &Installed, threads: usize, limit: Duration) -> Result<Session> {
+        if program.steps.iter().all(|step| step.segments.iter().all(|segment| segment.emitted.is_none())) {
+            return Err(Diagnostic::error(Code::BadArgument, "the model has no TFLite files")
+                .help("build it for a target of MediaTek's, or name the checkpoint")
+                .into());
+        }
+        let pool = thread_pool(threads)?;
         let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
-        let shapes = program.graphs.iter().map(|(shape, _)| *shape);
-        let step = |(shape, step)| Step::new(shape, Device::LiteRt(step), Vec::new(), &layout);
-        Session::over(program, &layout, shapes.zip(chunked).map(step).collect::<Result<_>>()?)
+        let litert = Rc::new(RefCell::new(LiteRt::start(tool, limit)?));
+        let mut steps = Vec::new();
+        for program::Step { shape, segments } in &program.steps {
+            let load = |segment: &program::Segment| match &segment.emitted {
+                Some(path) => {
+                    let model = litert.borrow_mut().load(path, threads)?;
+                    Ok(chain::Segment::LiteRt(model, Rc::clone(&litert)))
+                }
+                None => chain::Segment::host(&segment.graph, &program.weights, pool.clone()),
+            };
+            let segments = segments.iter().map(load).collect::<Result<_>>()?;
+            steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
+        }
+        Session::over(program, &layout, steps)
     }
 
     fn over(program: &Program, layout: &Layout<'_>, steps: Vec<Step>) -> Result<Session> {
@@ -107,7 +146,8 @@ impl Session {
             let fault = Diagnostic::error(Code::BadBundle, "the graphs of the program have different capacities");
             return Err(fault.need(shape.capacity).have(other.shape.capacity).into());
         }
-        let embedding = program.weights.get(sizes.embedding).filter(|t| *t.shape == [sizes.vocab, sizes.hidden]);
+        let table = program.weights.get(EMBEDDING_TABLE).or_else(|| program.weights.get(sizes.embedding));
+        let embedding = table.filter(|t| *t.shape == [sizes.vocab, sizes.hidden]);
         let embedding = embedding.cloned().ok_or_else(|| {
             Diagnostic::error(Code::MissingTensor, "the program lacks its embedding table")
                 .subject(sizes.embedding)
@@ -116,6 +156,7 @@ impl Session {
         let states = layout.inputs().into_iter().filter(|port| matches!(port, Port::Past(..)));
         Ok(Session {
             protocol: program.protocol,
+            hidden_mask: program.hidden_mask,
             states: states.map(|port| vec![0.0; layout.elements(port, shape)]).collect(),
             steps,
             cache: CacheSize { capacity: shape.capacity, head_dim: sizes.head_dim },
@@ -241,7 +282,9 @@ impl Session {
     fn step(&mut self, chunk: Chunk, ids: &[u32]) -> Result<()> {
         let first = self.first_row(chunk);
         let step = &mut self.steps[chunk.step];
-        let context = Context { first, valid: chunk.valid, position: self.position, protocol: self.protocol };
+        let hidden_mask = self.hidden_mask;
+        let context =
+            Context { first, valid: chunk.valid, position: self.position, protocol: self.protocol, hidden_mask };
         for (port, buffer) in step.ports.iter().zip(&mut step.inputs) {
             match port {
                 Port::Embeds => fill_embeds(buffer, ids, first, &self.embedding),
@@ -249,7 +292,13 @@ impl Session {
                 Port::RopeSin => fill_angles(buffer, &self.frequencies, context, f32::sin),
                 Port::Mask => fill_mask(buffer, step.shape, context),
                 Port::WriteMask => fill_write_mask(buffer, step.shape, context),
-                Port::Past(..) | Port::New(..) | Port::Next(..) | Port::Hidden | Port::Logits => {
+                Port::Past(..)
+                | Port::New(..)
+                | Port::Next(..)
+                | Port::Hidden
+                | Port::Logits
+                | Port::LogitsPart(_)
+                | Port::Cross(_) => {
                     unreachable!("Step::new keeps only the ports before the states")
                 }
             }
@@ -307,9 +356,12 @@ impl Step {
 
 /// Refuses a session whose buffers the system has no memory for.
 fn refuse_too_large(program: &Program, layout: &Layout<'_>) -> Result<()> {
-    let step = |(shape, graph): &(StepShape, Graph)| layout.input_bytes(*shape).saturating_add(buffer_bytes(graph));
-    let caches = program.graphs.first().map_or(0, |(shape, _)| layout.cache_bytes(*shape));
-    let need = program.graphs.iter().map(step).fold(caches, u64::saturating_add);
+    let step = |step: &program::Step| {
+        let buffers = step.segments.iter().map(|segment| buffer_bytes(&segment.graph));
+        buffers.fold(layout.input_bytes(step.shape), u64::saturating_add)
+    };
+    let caches = program.steps.first().map_or(0, |step| layout.cache_bytes(step.shape));
+    let need = program.steps.iter().map(step).fold(caches, u64::saturating_add);
     let free = memory::available_bytes();
     if free.is_none_or(|free| need <= free) && memory::can_reserve(need) {
         return Ok(());
@@ -320,6 +372,28 @@ fn refuse_too_large(program: &Program, layout: &Layout<'_>) -> Result<()> {
         .have(have)
         .help("use a smaller capacity or fewer tokens per step in --shapes")
         .into())
+}
+
+fn no_values() -> Error {
+    Diagnostic::error(Code::BadArgument, "only the host keeps values, and only of a model in one graph (--dump)").into()
+}
+
+/// Weights that only the target's tools can read keep the host from a segment.
+fn refuse_unreadable(program: &Program, segment: &program::Segment) -> Result<()> {
+    let used = segment.graph.values.iter().filter(|value| value.def == Def::Weight);
+    let absent = used.map(|value| &value.name).find(|name| tensor::weight(&program.weights, name).is_none());
+    match (absent, &segment.emitted) {
+        (Some(name), Some(path)) => {
+            Err(Diagnostic::error(Code::MissingTensor, "the host cannot read the weights of this bundle")
+                .file(path)
+                .subject(name)
+                .need("weights in a float format")
+                .have("whole numbers inside TFLite files")
+                .help("add --on litert, or give the checkpoint to the host")
+                .into())
+        }
+        (Some(_) | None, _) => Ok(()),
+    }
 }
 
 /// How `count` tokens are cut into steps of the given sizes (largest first, 1 last).

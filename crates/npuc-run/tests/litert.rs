@@ -9,12 +9,12 @@ use half::f16;
 use npuc::back::tflite::Storage;
 use npuc::build::Plan;
 use npuc::exec::to_f32;
-use npuc::front::{self, Checkpoint};
-use npuc::model::{CacheProtocol, Chunks, Part, layers};
+use npuc::fit::Request;
+use npuc::front::{self, Checkpoint, ModelConfig};
+use npuc::model::{CacheProtocol, Chunks, Head, Part, layers};
 use npuc::synth;
 use npuc::target::host;
 use npuc::tensor::{DType, Tensor};
-use npuc_run::device::chunks::chunked_steps;
 use npuc_run::device::litert::TIME_LIMIT;
 use npuc_run::fidelity::best_id;
 use npuc_run::program::Program;
@@ -36,21 +36,19 @@ fn tool() -> Option<Installed> {
     Some(find(Tool::LiteRt).unwrap())
 }
 
-fn program(model: &Path, steps: &str) -> Program {
-    build(front::open(model).unwrap(), steps)
-}
-
-fn build(checkpoint: Checkpoint, steps: &str) -> Program {
+/// A session in the interpreter over TFLite files of those parts, and one of the whole model on the host.
+fn sessions(model: &Checkpoint, steps: &str, parts: &[Part], storage: Storage, tool: &Installed) -> (Session, Session) {
     let target = host().with_protocol(CacheProtocol::Shift);
-    Program::build(checkpoint, &Plan::new(target, shapes(steps)).unwrap()).unwrap()
+    let folder = tempfile::tempdir().unwrap();
+    let request = Request::plain(target.clone(), shapes(steps));
+    let emitted = Program::through_tflite(model, &request, parts, storage, &folder.path().join("files")).unwrap();
+    let litert = Session::on_litert(&emitted, tool, 2, TIME_LIMIT).unwrap();
+    let whole = Program::build(model.clone(), &Plan::new(target, shapes(steps)).unwrap()).unwrap();
+    (litert, Session::new(&whole, 2, &[]).unwrap())
 }
 
 /// The largest difference of any score over a prompt in parts and single tokens; the best ids must be equal.
-fn difference(program: &Program, parts: &[Part], storage: Storage, tool: &Installed, feeds: &[usize]) -> f32 {
-    let folder = tempfile::tempdir().unwrap();
-    let steps = chunked_steps(program, parts, storage, folder.path(), tool, 2, TIME_LIMIT).unwrap();
-    let mut litert = Session::on_litert(program, steps).unwrap();
-    let mut host = Session::new(program, 2, &[]).unwrap();
+fn difference((mut litert, mut host): (Session, Session), feeds: &[usize]) -> f32 {
     let ids: Vec<u32> = (0..feeds.iter().sum()).map(|i| ((i * 7919 + 13) % host.vocab()) as u32).collect();
     let mut rest = &ids[..];
     let mut largest = 0f32;
@@ -70,14 +68,18 @@ fn difference(program: &Program, parts: &[Part], storage: Storage, tool: &Instal
     largest
 }
 
-/// Every way to cut: whole, a layer each, the head alone.
-fn cuts(layers: usize) -> Vec<Vec<Part>> {
+/// Every way to cut: whole, a layer each, the head alone, the head in parts of which the last has padding.
+fn cuts(config: &ModelConfig) -> Vec<Vec<Part>> {
+    let ModelConfig::Llama(llama) = config;
+    let layers = layers(config);
     let whole = vec![Part::whole(layers)];
     let each = Chunks::Equal(layers).parts(layers).unwrap();
     let mut apart = each.clone();
-    apart[layers - 1].head = false;
-    apart.push(Part { layers: layers..layers, head: true });
-    vec![whole, each, apart]
+    apart[layers - 1].head = Head::Absent;
+    apart.push(Part { layers: layers..layers, head: Head::Whole });
+    let rows = llama.vocab / 3;
+    let split = Part { head: Head::Rows(vec![rows, rows, llama.vocab - 2 * rows + 5]), ..Part::whole(layers) };
+    vec![whole, each, apart, vec![split]]
 }
 
 #[test]
@@ -90,9 +92,9 @@ fn small_models_cut_in_every_way() {
             ("1t32c", &[3, 1]),
             ("32t32c,1t32c", &[31, 1]),
         ] {
-            let program = program(&checkpoints().join(name), steps);
-            for parts in cuts(layers(&program.config)) {
-                let off = difference(&program, &parts, Storage::F32, &tool, feeds);
+            let model = front::open(&checkpoints().join(name)).unwrap();
+            for parts in cuts(&model.config) {
+                let off = difference(sessions(&model, steps, &parts, Storage::F32, &tool), feeds);
                 eprintln!("{name} {steps} in {} parts: largest difference {off:e}", parts.len());
                 assert!(off <= TOLERANCE, "{name} {steps} {parts:?}: {off}");
             }
@@ -110,9 +112,8 @@ fn matrices_in_f16() {
             let halves: Vec<u8> = to_f32(tensor).iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
             *tensor = Tensor::in_memory(DType::F16, tensor.shape.clone(), halves.into()).unwrap();
         }
-        let program = build(checkpoint, "8t32c,1t32c");
-        let parts = [Part::whole(layers(&program.config))];
-        let off = difference(&program, &parts, Storage::F16, &tool, &[8, 1, 1]);
+        let parts = [Part::whole(layers(&checkpoint.config))];
+        let off = difference(sessions(&checkpoint, "8t32c,1t32c", &parts, Storage::F16, &tool), &[8, 1, 1]);
         eprintln!("{name} with matrices in f16: largest difference {off:e}");
         assert!(off <= TOLERANCE, "{name}: {off}");
     }
@@ -128,11 +129,9 @@ fn sixteen_layers_in_five_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     synth::write(&model, config.as_bytes(), Path::new("config.json"), synth::Format::Bf16, 1).unwrap();
-    let program = program(&model, "128t256c,1t256c");
+    let model = front::open(&model).unwrap();
     let parts = "4,4,4,2,2".parse::<Chunks>().unwrap().parts(16).unwrap();
-    let steps = chunked_steps(&program, &parts, Storage::F32, folder.path(), &tool, 2, TIME_LIMIT).unwrap();
-    let mut litert = Session::on_litert(&program, steps).unwrap();
-    let mut host = Session::new(&program, 2, &[]).unwrap();
+    let (mut litert, mut host) = sessions(&model, "128t256c,1t256c", &parts, Storage::F32, &tool);
     let prompt: Vec<u32> = (0..150).map(|i| (i * 7919 + 13) % 4096).collect();
     let mut largest = 0f32;
     let greedy = |session: &mut Session| {
@@ -157,9 +156,10 @@ fn sixteen_layers_in_five_chunks() {
 #[test]
 fn a_real_model() {
     let (Some(tool), Some(model)) = (tool(), std::env::var_os("NPUC_REAL_MODEL")) else { return };
-    let program = program(Path::new(&model), "128t256c,1t256c");
-    let parts = "10,10,10".parse::<Chunks>().unwrap().parts(layers(&program.config)).unwrap();
-    let off = difference(&program, &parts, Storage::F32, &tool, &[128, 1, 1, 1, 1, 1, 1, 1, 1]);
+    let model = front::open(Path::new(&model)).unwrap();
+    let parts = "10,10,10".parse::<Chunks>().unwrap().parts(layers(&model.config)).unwrap();
+    let sessions = sessions(&model, "128t256c,1t256c", &parts, Storage::F32, &tool);
+    let off = difference(sessions, &[128, 1, 1, 1, 1, 1, 1, 1, 1]);
     eprintln!("SmolLM2-135M in {} parts: largest difference {off:e}", parts.len());
     assert!(off <= 1e-3, "{off}");
 }

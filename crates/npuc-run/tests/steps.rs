@@ -140,19 +140,19 @@ fn a_program_whose_parts_do_not_fit_is_refused() {
         assert!(error.starts_with(message), "{error}");
     };
     check(
-        |program, other| program.graphs = other.graphs,
+        |program, other| program.steps = other.steps,
         "error[wrong-shape]: a weight has another type than the graph says",
     );
     check(
-        |program, other| (program.graphs, program.weights) = (other.graphs, other.weights),
+        |program, other| (program.steps, program.weights) = (other.steps, other.weights),
         "error[bad-bundle]: the graph has other input ports than its model and protocol call for",
     );
     check(
         |program, _| program.protocol = CacheProtocol::Shift,
         "error[bad-bundle]: the graph lacks an output port that its model and protocol call for",
     );
-    check(|program, _| program.graphs.truncate(1), "error[bad-bundle]: the program has no graph that takes one token");
-    check(|program, _| program.graphs.clear(), "error[bad-bundle]: the program has no graph that takes one token");
+    check(|program, _| program.steps.truncate(1), "error[bad-bundle]: the program has no graph that takes one token");
+    check(|program, _| program.steps.clear(), "error[bad-bundle]: the program has no graph that takes one token");
     check(
         |program, _| program.weights.retain(|name, _| name != "norm.weight"),
         "error[missing-tensor]: the graph uses a weight that is not there",

@@ -7,7 +7,7 @@ use crate::front::Checkpoint;
 use crate::ir::{Graph, Type};
 use crate::model::{self, StepShape};
 use crate::pass::{self, Pass};
-use crate::target::{self, Checked, Target};
+use crate::target::{self, Checked, Question, Target};
 use crate::tensor::Tensor;
 
 /// What to build.
@@ -42,7 +42,7 @@ impl Plan {
         if shapes.last().is_none_or(|shape| shape.tokens != 1) {
             return fault("no step shape decodes", "a shape of one token, e.g. 128t1024c,1t1024c");
         }
-        let passes = target.passes();
+        let passes = target.passes(&[]);
         Ok(Plan { target, shapes, passes })
     }
 }
@@ -59,7 +59,7 @@ pub fn lower(
     for &shape in &plan.shapes {
         let graph = model::build_step(&checkpoint.config, &types, shape, plan.target.protocol)?;
         let graph = pass::run(graph, &plan.passes, &mut observe)?;
-        lowered.push((shape, target::check(graph, &plan.target)?));
+        lowered.push((shape, target::check(graph, &plan.target, &Question::stored(&plan.target))?));
     }
     Ok(lowered)
 }

@@ -163,6 +163,8 @@ codes! {
     Fp16Range "fp16-range" No,
     /// The vendor does not promise transformers on this generation.
     ChipGeneration "chip-generation" No,
+    /// The vendor's compiler or runtime refuses what npuc made.
+    VendorRefusal "vendor-refusal" No,
     /// The outputs differ from the reference by more than the gate allows.
     Unfaithful "unfaithful" No,
     /// The work needs more memory than there is.

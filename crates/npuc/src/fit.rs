@@ -2,17 +2,19 @@
 //! chunk, and the largest context that fits. Needs a configuration only; weights add what their values show.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use serde::Serialize;
 
 use crate::diag::{Code, Diagnostic, Result, Severity};
 use crate::front::ModelConfig;
 use crate::ir::{Graph, Type, ValueId};
-use crate::model::{self, Chunks, Part, StepShape};
+use crate::model::{self, Chunks, Head, Part, StepShape};
 use crate::pass;
+use crate::place::{self, Assignment, Bill, Side};
 use crate::target::ledger::{self, ChunkMemory, Usage};
 use crate::target::rule::{Hazard, Limit};
-use crate::target::{Misfit, Place, Question, Target, misfits};
+use crate::target::{self, Mend, Misfit, Place, Question, Target, misfits};
 use crate::tensor::Tensor;
 
 mod fp16;
@@ -28,12 +30,49 @@ pub struct Request {
     pub shapes: Vec<StepShape>,
     /// How the model is cut; `None` for the fewest chunks that the target's limits on bytes and counts allow.
     pub chunks: Option<Chunks>,
+    /// What is changed in the model's graphs so that they fit, in order; flags are in the question.
+    pub mends: Vec<Mend>,
+    /// Which operations go to the NPU and which to the CPU.
+    pub placement: Vec<place::Rule>,
+    /// Whether the NPU has to compute every operation.
+    pub deny_fallback: bool,
 }
 
-/// A chunk and what it needs.
+impl Request {
+    /// No mend, as many chunks as it takes, and the target's own placement.
+    pub fn new(target: Target, question: Question, shapes: Vec<StepShape>) -> Request {
+        let placement = target.placement();
+        Request { target, question, shapes, chunks: None, mends: Vec::new(), placement, deny_fallback: false }
+    }
+
+    /// The same, with weights as they are stored and no flag.
+    pub fn plain(target: Target, shapes: Vec<StepShape>) -> Request {
+        let question = Question::stored(&target);
+        Request::new(target, question, shapes)
+    }
+
+    /// The side of every operation of a graph.
+    pub fn assign(&self, graph: &Graph) -> Assignment {
+        place::assign(graph, &self.placement, &self.question.precision)
+    }
+
+    /// The part with the head as it is mended.
+    pub fn mended(&self, part: &Part) -> Part {
+        let split = self.mends.iter().find_map(|mend| match mend {
+            Mend::SplitHead(rows) => Some(Head::Rows(rows.clone())),
+            Mend::Pass(_) | Mend::Flag(_) | Mend::Place(_) => None,
+        });
+        let head = split.filter(|_| part.head == Head::Whole).unwrap_or_else(|| part.head.clone());
+        Part { head, ..part.clone() }
+    }
+}
+
+/// What a chunk needs of the NPU, or one of its segments where operations between them go to the CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Chunk {
-    /// Its layers.
+    /// Its place, with that of the segment where there are several.
+    pub name: String,
+    /// The layers of the chunk.
     pub layers: usize,
     /// Its memory.
     #[serde(flatten)]
@@ -54,8 +93,12 @@ pub struct Context {
 pub struct Fit {
     /// Everything that does not fit or is worth knowing, errors first.
     pub misfits: Vec<Misfit>,
-    /// The chunks, in order.
+    /// The parts of the model, in order.
+    pub parts: Vec<Part>,
+    /// What they need.
     pub chunks: Vec<Chunk>,
+    /// What the placement costs in a step of each shape; empty where all is on the NPU.
+    pub bills: Vec<(StepShape, Bill)>,
     /// The limit on bytes or counts of which most is used.
     pub binding: Option<Usage>,
     /// The longest cache that breaks no rule that the shortest keeps; `None` if even that does not hold together.
@@ -79,27 +122,22 @@ impl Fit {
 /// Shapes that the model cannot take or that differ in capacity, and chunks that are not its layers in sum;
 /// misfits are no errors but the answer.
 pub fn fit(config: &ModelConfig, weights: Option<&BTreeMap<String, Tensor>>, request: &Request) -> Result<Fit> {
-    let Request { target, question, shapes, .. } = request;
-    one_capacity(shapes)?;
-    let types = weight_types(config, weights, request);
-    let whole = Part::whole(model::layers(config));
-    let subject = Subject { config, types: &types, request };
-    let graphs = subject.lowered(&whole, shapes)?;
-    let (parts, measured) = chunked(&subject)?;
-
-    let mut found: Vec<Misfit> = graphs.iter().flat_map(|graph| misfits(graph, target, question)).collect();
-    for (graphs, memory) in &measured {
-        found.extend(ledger::misfits(memory, graphs, target, question));
-    }
+    let subject = Subject::new(config, weights, request);
+    let Survey { mut misfits, graphs, parts, measured } = subject.survey()?;
     if let Some(weights) = weights {
-        found.extend(weight_range(weights, &graphs, request));
+        misfits.extend(weight_range(weights, &graphs, request));
     }
-    let (chunk_graphs, memories): (Vec<Vec<Graph>>, Vec<ChunkMemory>) = measured.into_iter().unzip();
+    let bills = subject.bills(&graphs)?;
+    let (chunks, chunk_graphs): (Vec<Chunk>, Vec<Vec<Graph>>) =
+        measured.into_iter().map(|Measured { chunk, graphs }| (chunk, graphs)).unzip();
+    let memories: Vec<ChunkMemory> = chunks.iter().map(|chunk| chunk.memory.clone()).collect();
     Ok(Fit {
-        misfits: crate::target::fold(found),
-        binding: ledger::binding(&memories, target, &question.precision),
+        misfits: crate::target::fold(misfits),
+        binding: ledger::binding(&memories, &request.target, &request.question.precision),
         context: longest_context(&subject, &parts)?,
-        chunks: parts.iter().zip(memories).map(|(part, memory)| Chunk { layers: part.layers.len(), memory }).collect(),
+        parts,
+        chunks,
+        bills,
         graphs,
         chunk_graphs: chunk_graphs.into_iter().flatten().collect(),
     })
@@ -133,40 +171,149 @@ fn weight_types(
 }
 
 /// A model and what is asked of it.
-struct Subject<'a> {
+#[derive(Clone)]
+pub(crate) struct Subject<'a> {
     config: &'a ModelConfig,
-    types: &'a BTreeMap<String, Type>,
+    types: Rc<BTreeMap<String, Type>>,
     request: &'a Request,
 }
 
-impl Subject<'_> {
+/// What a model has that a target does not take, before the longest context is looked for.
+pub(crate) struct Survey {
+    pub(crate) misfits: Vec<Misfit>,
+    /// The whole model's graph for each shape.
+    graphs: Vec<Graph>,
+    parts: Vec<Part>,
+    measured: Vec<Measured>,
+}
+
+impl<'a> Subject<'a> {
+    pub(crate) fn new(
+        config: &'a ModelConfig,
+        weights: Option<&BTreeMap<String, Tensor>>,
+        request: &'a Request,
+    ) -> Subject<'a> {
+        Subject::over(config, weight_types(config, weights, request), request)
+    }
+
+    /// The same over weights of other types.
+    pub(crate) fn over(config: &'a ModelConfig, types: BTreeMap<String, Type>, request: &'a Request) -> Subject<'a> {
+        Subject { config, types: Rc::new(types), request }
+    }
+
+    /// Every misfit that the graphs and their sizes show.
+    pub(crate) fn survey(&self) -> Result<Survey> {
+        let Request { target, question, shapes, .. } = self.request;
+        one_capacity(shapes)?;
+        let graphs = self.lowered(&Part::whole(model::layers(self.config)), shapes)?;
+        self.refuse_idle_rules(&graphs)?;
+        let (parts, measured) = chunked(self)?;
+        let of_graph = |graph| misfits(graph, target, question, &self.request.assign(graph));
+        let mut found: Vec<Misfit> = graphs.iter().flat_map(of_graph).collect();
+        if self.request.deny_fallback {
+            found.extend(graphs.iter().flat_map(|graph| target::fallbacks(graph, target, &self.request.assign(graph))));
+            found.iter_mut().filter(|misfit| misfit.code == Code::UnsupportedOp).for_each(deny);
+        }
+        for Measured { chunk, graphs } in &measured {
+            found.extend(ledger::misfits(&chunk.memory, graphs, target, question));
+        }
+        Ok(Survey { misfits: crate::target::fold(found), graphs, parts, measured })
+    }
+
     /// The part's graph of every shape in the operations that the target takes.
-    fn lowered(&self, part: &Part, shapes: &[StepShape]) -> Result<Vec<Graph>> {
+    pub(crate) fn lowered(&self, part: &Part, shapes: &[StepShape]) -> Result<Vec<Graph>> {
         let target = &self.request.target;
-        let passes = target.passes();
+        let passes = target.passes(&self.request.mends);
+        let part = &self.request.mended(part);
         let graph = |shape: &StepShape| {
-            let graph = model::build_part(self.config, self.types, *shape, target.protocol, part)?;
+            let graph = model::build_part(self.config, &self.types, *shape, target.protocol, part)?;
             pass::run(graph, &passes, |_, _, _| {})
         };
         shapes.iter().map(graph).collect()
     }
 
-    fn measure(&self, parts: &[Part], shapes: &[StepShape]) -> Result<Measured> {
-        let of_part = |(number, part): (usize, &Part)| {
+    fn measure(&self, parts: &[Part], shapes: &[StepShape]) -> Result<Vec<Measured>> {
+        let mut measured = Vec::with_capacity(parts.len());
+        for (number, part) in parts.iter().enumerate() {
             let mut graphs = self.lowered(part, shapes)?;
             graphs.iter_mut().for_each(|graph| graph.name = format!("{}.{number}", graph.name));
-            let memory = ledger::measure(&graphs, &self.request.question.precision);
-            Ok((graphs, memory))
+            let pieces = self.npu_graphs(graphs)?;
+            let several = pieces.len() > 1;
+            for (place, graphs) in pieces.into_iter().enumerate() {
+                let memory = ledger::measure(&graphs, &self.request.question.precision);
+                let name = if several { format!("{number}.{place}") } else { number.to_string() };
+                measured.push(Measured { chunk: Chunk { name, layers: part.layers.len(), memory }, graphs });
+            }
+        }
+        Ok(measured)
+    }
+
+    /// The graphs of the NPU, one list for each file's worth of weights: the graphs of all shapes where these are cut
+    /// alike, otherwise every graph by itself.
+    fn npu_graphs(&self, graphs: Vec<Graph>) -> Result<Vec<Vec<Graph>>> {
+        let mut by_shape: Vec<Vec<Graph>> = Vec::with_capacity(graphs.len());
+        for graph in graphs {
+            let placement = self.request.assign(&graph);
+            if placement.count(Side::Cpu) == 0 {
+                by_shape.push(vec![graph]);
+                continue;
+            }
+            let segments = place::segments(&graph, &placement)?.into_iter();
+            by_shape.push(segments.filter(|s| s.side == Side::Npu).map(|segment| segment.graph).collect());
+        }
+        let count = by_shape.first().map_or(0, Vec::len);
+        if by_shape.iter().any(|graphs| graphs.len() != count) {
+            return Ok(by_shape.into_iter().flatten().map(|graph| vec![graph]).collect());
+        }
+        let mut pieces: Vec<Vec<Graph>> = (0..count).map(|_| Vec::new()).collect();
+        for graphs in by_shape {
+            pieces.iter_mut().zip(graphs).for_each(|(piece, graph)| piece.push(graph));
+        }
+        Ok(pieces)
+    }
+
+    /// The bill of every shape whose graph has operations on the CPU.
+    fn bills(&self, graphs: &[Graph]) -> Result<Vec<(StepShape, Bill)>> {
+        let mut bills = Vec::new();
+        for (graph, &shape) in graphs.iter().zip(&self.request.shapes) {
+            let placement = self.request.assign(graph);
+            if placement.count(Side::Cpu) > 0 {
+                let segments = place::segments(graph, &placement)?;
+                bills.push((shape, place::bill(&segments, &self.request.question.precision)));
+            }
+        }
+        Ok(bills)
+    }
+
+    /// A rule of the user's that holds for no operation is a mistake; one of the target's need not hold.
+    fn refuse_idle_rules(&self, graphs: &[Graph]) -> Result<()> {
+        let assigned: Vec<Assignment> = graphs.iter().map(|graph| self.request.assign(graph)).collect();
+        let own = self.request.target.places.len();
+        let idle = self.request.placement.iter().enumerate().skip(own);
+        let idle = idle.filter(|(place, _)| assigned.iter().all(|assignment| assignment.idle.contains(place)));
+        let fault = |(_, rule): (usize, &place::Rule)| {
+            Diagnostic::error(Code::BadArgument, "a rule of placement holds for no operation")
+                .subject(format!("--place {rule}"))
+                .help("`npuc check … --ir DIR` writes the graphs, whose operations and paths rules are about")
         };
-        parts.iter().enumerate().map(of_part).collect()
+        crate::diag::Error::check(idle.map(fault).collect())
     }
 }
 
-/// The graphs of each chunk and what they need.
-type Measured = Vec<(Vec<Graph>, ChunkMemory)>;
+/// Where the CPU may not help, an operation that only it would compute keeps the model from the target.
+fn deny(misfit: &mut Misfit) {
+    misfit.severity = Severity::Error;
+    misfit.remedies.retain(|remedy| !matches!(remedy.mend, Some(Mend::Place(_))));
+}
+
+/// What a chunk or segment needs, and its graphs.
+struct Measured {
+    chunk: Chunk,
+    graphs: Vec<Graph>,
+}
 
 /// The chunks, measured.
-fn chunked(subject: &Subject<'_>) -> Result<(Vec<Part>, Measured)> {
+fn chunked(subject: &Subject<'_>) -> Result<(Vec<Part>, Vec<Measured>)> {
     let request = subject.request;
     let layers = model::layers(subject.config);
     if let Some(chunks) = &request.chunks {
@@ -178,8 +325,8 @@ fn chunked(subject: &Subject<'_>) -> Result<(Vec<Part>, Measured)> {
     loop {
         let parts = Chunks::Layers(as_equal_as_can_be(layers, count)).parts(layers)?;
         let measured = subject.measure(&parts, &request.shapes)?;
-        let broken = |(graphs, memory): &(Vec<Graph>, ChunkMemory)| {
-            !ledger::misfits(memory, graphs, &request.target, &request.question).is_empty()
+        let broken = |Measured { chunk, graphs }: &Measured| {
+            !ledger::misfits(&chunk.memory, graphs, &request.target, &request.question).is_empty()
         };
         if count == layers || !measured.iter().any(broken) {
             return Ok((parts, measured));
@@ -197,7 +344,7 @@ fn as_equal_as_can_be(layers: usize, count: usize) -> Vec<usize> {
 fn longest_context(subject: &Subject<'_>, parts: &[Part]) -> Result<Option<Context>> {
     let ModelConfig::Llama(llama) = subject.config;
     let request = &Request { target: subject.request.target.clone().without_warnings(), ..subject.request.clone() };
-    let subject = &Subject { request, ..*subject };
+    let subject = &Subject { request, ..subject.clone() };
     let most = llama.max_positions;
     let shortest = request.shapes.iter().map(|shape| shape.tokens).max().unwrap_or(1);
     let kept = errors(subject, parts, shortest)?;
@@ -227,10 +374,10 @@ fn errors(subject: &Subject<'_>, parts: &[Part], capacity: usize) -> Result<Vec<
     let request = subject.request;
     let shapes: Vec<StepShape> = request.shapes.iter().map(|shape| StepShape { capacity, ..*shape }).collect();
     let graphs = subject.lowered(&Part::whole(model::layers(subject.config)), &shapes)?;
-    let mut found: Vec<Misfit> =
-        graphs.iter().flat_map(|graph| misfits(graph, &request.target, &request.question)).collect();
-    for (graphs, memory) in subject.measure(parts, &shapes)? {
-        found.extend(ledger::misfits(&memory, &graphs, &request.target, &request.question));
+    let of_graph = |graph| misfits(graph, &request.target, &request.question, &request.assign(graph));
+    let mut found: Vec<Misfit> = graphs.iter().flat_map(of_graph).collect();
+    for Measured { chunk, graphs } in subject.measure(parts, &shapes)? {
+        found.extend(ledger::misfits(&chunk.memory, &graphs, &request.target, &request.question));
     }
     found.retain(|misfit| misfit.severity == Severity::Error);
     Ok(found)

@@ -1,6 +1,7 @@
 //! Stored tensors: a format, a shape and bytes that stay in the mapped file until they are read.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
@@ -77,7 +78,7 @@ impl SourceFile {
 #[derive(Clone, Debug)]
 enum Storage {
     File { file: Arc<SourceFile>, range: Range<usize> },
-    Memory(Arc<[u8]>),
+    Memory { bytes: Arc<[u8]>, range: Range<usize> },
 }
 
 /// A tensor as stored: cheap to clone, nothing is read before [`Tensor::bytes`].
@@ -108,10 +109,18 @@ impl Tensor {
 
     /// A tensor in memory. `None` unless the bytes are exactly what the format and shape need.
     pub fn in_memory(dtype: DType, shape: Shape, bytes: Arc<[u8]>) -> Option<Tensor> {
-        (byte_len(dtype, &shape) == Some(bytes.len())).then_some(Tensor {
+        let range = 0..bytes.len();
+        Tensor::in_memory_at(dtype, shape, bytes, range)
+    }
+
+    /// A tensor in a range of memory. `None` unless `range` lies there and has exactly the size that the format and
+    /// shape need.
+    pub fn in_memory_at(dtype: DType, shape: Shape, bytes: Arc<[u8]>, range: Range<usize>) -> Option<Tensor> {
+        let fits = range.start <= range.end && range.end <= bytes.len();
+        (fits && byte_len(dtype, &shape) == Some(range.len())).then_some(Tensor {
             dtype,
             shape,
-            storage: Storage::Memory(bytes),
+            storage: Storage::Memory { bytes, range },
             interleaved_heads: None,
         })
     }
@@ -137,7 +146,7 @@ impl Tensor {
     pub fn file(&self) -> Option<&Path> {
         match &self.storage {
             Storage::File { file, .. } => Some(&file.path),
-            Storage::Memory(_) => None,
+            Storage::Memory { .. } => None,
         }
     }
 
@@ -162,17 +171,43 @@ impl Tensor {
         Cow::Owned(bytes)
     }
 
+    /// Rows along the first axis: a handle into the same bytes, or a copy in memory if rows after the last are meant,
+    /// which are zeros in every format. `None` for no row, or none of the tensor's.
+    pub fn rows(&self, rows: Range<usize>) -> Option<Tensor> {
+        let whole = self.materialized();
+        let (&count, row) = whole.shape.split_first()?;
+        if rows.start >= rows.end || rows.start >= count {
+            return None;
+        }
+        let row_bytes = byte_len(whole.dtype, &Shape(row.to_vec()))?;
+        let shape = Shape([&[rows.len()], row].concat());
+        let (start, end) = (rows.start * row_bytes, rows.end.min(count) * row_bytes);
+        let within = |range: &Range<usize>| range.start + start..range.start + end;
+        let storage = match &whole.storage {
+            Storage::File { file, range } if rows.end <= count => {
+                Storage::File { file: Arc::clone(file), range: within(range) }
+            }
+            Storage::Memory { bytes, range } if rows.end <= count => {
+                Storage::Memory { bytes: Arc::clone(bytes), range: within(range) }
+            }
+            Storage::File { .. } | Storage::Memory { .. } => {
+                let mut copy = whole.stored_bytes()[start..end].to_vec();
+                copy.resize(byte_len(whole.dtype, &shape)?, 0);
+                Storage::Memory { range: 0..copy.len(), bytes: copy.into() }
+            }
+        };
+        Some(Tensor { dtype: whole.dtype, shape, storage, interleaved_heads: None })
+    }
+
     /// The same tensor with its rows in reading order, so that [`Tensor::bytes`] always borrows: a copy in
     /// memory if rows have to be reordered, the same handle otherwise.
     pub fn materialized(&self) -> Tensor {
         match self.bytes() {
             Cow::Borrowed(_) => self.clone(),
-            Cow::Owned(bytes) => Tensor {
-                dtype: self.dtype,
-                shape: self.shape.clone(),
-                storage: Storage::Memory(bytes.into()),
-                interleaved_heads: None,
-            },
+            Cow::Owned(bytes) => {
+                let storage = Storage::Memory { range: 0..bytes.len(), bytes: bytes.into() };
+                Tensor { dtype: self.dtype, shape: self.shape.clone(), storage, interleaved_heads: None }
+            }
         }
     }
 
@@ -180,9 +215,25 @@ impl Tensor {
     pub fn stored_bytes(&self) -> &[u8] {
         match &self.storage {
             Storage::File { file, range } => &file.bytes()[range.clone()],
-            Storage::Memory(bytes) => bytes,
+            Storage::Memory { bytes, range } => &bytes[range.clone()],
         }
     }
+}
+
+/// The name of rows of a weight, e.g. `lm_head.weight[0..64128]`.
+pub fn rows_name(name: &str, rows: &Range<usize>) -> String {
+    format!("{name}[{}..{}]", rows.start, rows.end)
+}
+
+/// The weight of that name: one of `weights`, or rows of one where the name is a [`rows_name`]. Rows after its last
+/// are zeros. `None` if there is no such weight or no row of it is meant.
+pub fn weight(weights: &BTreeMap<String, Tensor>, name: &str) -> Option<Tensor> {
+    if let Some(tensor) = weights.get(name) {
+        return Some(tensor.clone());
+    }
+    let (base, rows) = name.strip_suffix(']')?.rsplit_once('[')?;
+    let (start, end) = rows.split_once("..")?;
+    weights.get(base)?.rows(start.parse().ok()?..end.parse().ok()?)
 }
 
 /// Bytes of a tensor; `None` when blocks do not divide the rows or the size overflows.

@@ -7,7 +7,7 @@ use std::path::Path;
 use npuc::build::weight_types;
 use npuc::exec::{Executor, to_f32};
 use npuc::front::{self, ModelConfig};
-use npuc::model::{self, CacheProtocol, Part, Port, StateKind, StepShape, rope};
+use npuc::model::{self, CacheProtocol, Head, Part, Port, StateKind, StepShape, rope};
 use npuc::{Code, Tensor};
 
 const CAPACITY: usize = 12;
@@ -90,8 +90,9 @@ fn run(config: &ModelConfig, weights: &BTreeMap<String, Tensor>, parts: &[Part])
 fn cut(ends: &[usize], layers: usize) -> Vec<Part> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let ends = ends.iter().copied().chain([layers]);
-    let mut parts: Vec<Part> = starts.zip(ends).map(|(start, end)| Part { layers: start..end, head: false }).collect();
-    parts.last_mut().unwrap().head = true;
+    let mut parts: Vec<Part> =
+        starts.zip(ends).map(|(start, end)| Part { layers: start..end, head: Head::Absent }).collect();
+    parts.last_mut().unwrap().head = Head::Whole;
     parts
 }
 
@@ -112,7 +113,7 @@ fn parts_equal_the_whole() {
             let cut = run(&checkpoint.config, &weights, &parts);
             assert!(cut.0 == logits && cut.1 == caches, "{name} cut at {ends:?}");
         }
-        let beyond = Part { layers: 0..layers + 1, head: true };
+        let beyond = Part { layers: 0..layers + 1, head: Head::Whole };
         let types = weight_types(&weights);
         let shape = StepShape { tokens: 1, capacity: CAPACITY };
         let refused = model::build_part(&checkpoint.config, &types, shape, CacheProtocol::Shift, &beyond);

@@ -3,19 +3,19 @@
 use npuc::Result;
 use npuc::ir::ValueId;
 
-pub mod chunks;
+pub mod chain;
 pub mod host;
 pub mod litert;
 
-use chunks::ChunkedStep;
+use chain::Chain;
 use host::HostStep;
 
 /// One step graph on the device that executes it.
 pub enum Device {
     /// npuc's own executor.
     Host(HostStep),
-    /// The TFLite files of the graph's parts, one after the other, in the LiteRT interpreter.
-    LiteRt(ChunkedStep),
+    /// The step's segments one after the other, each on a device of its own.
+    Chain(Chain),
 }
 
 impl Device {
@@ -23,7 +23,7 @@ impl Device {
     pub fn inputs(&self) -> Vec<(String, usize)> {
         match self {
             Device::Host(step) => step.executor().inputs().map(|(name, len)| (name.to_owned(), len)).collect(),
-            Device::LiteRt(step) => step.inputs().collect(),
+            Device::Chain(step) => step.inputs().collect(),
         }
     }
 
@@ -31,7 +31,7 @@ impl Device {
     pub fn outputs(&self) -> Vec<(String, usize)> {
         match self {
             Device::Host(step) => step.executor().outputs().map(|(name, len)| (name.to_owned(), len)).collect(),
-            Device::LiteRt(step) => step.outputs().collect(),
+            Device::Chain(step) => step.outputs().collect(),
         }
     }
 
@@ -42,7 +42,7 @@ impl Device {
     pub fn run(&mut self, inputs: &[&[Vec<f32>]]) -> Result<()> {
         match self {
             Device::Host(step) => step.run(inputs),
-            Device::LiteRt(step) => return step.run(inputs),
+            Device::Chain(step) => return step.run(inputs),
         }
         Ok(())
     }
@@ -51,7 +51,7 @@ impl Device {
     pub fn output(&self, port: usize) -> &[f32] {
         match self {
             Device::Host(step) => step.executor().output(port),
-            Device::LiteRt(step) => step.output(port),
+            Device::Chain(step) => step.output(port),
         }
     }
 
@@ -59,7 +59,7 @@ impl Device {
     pub fn kept(&self, value: ValueId) -> Option<&[f32]> {
         match self {
             Device::Host(step) => step.executor().kept(value),
-            Device::LiteRt(_) => None,
+            Device::Chain(_) => None,
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The ports of a step on the runner's side: which there are, and what goes into them and comes out.
 
-use npuc::Tensor;
 use npuc::model::rope::angle;
 use npuc::model::{CacheProtocol, Port, StateKind, StepShape};
-use npuc_kernels::attention::HIDDEN;
+use npuc::{Result, Tensor};
 use npuc_kernels::dequant::dequantize_row;
 
+use crate::device::chain::{Chain, Segment};
 use crate::program::Sizes;
 
 /// What the ports of a model's steps follow from.
@@ -34,6 +34,12 @@ impl Layout<'_> {
         [Port::Logits].into_iter().chain(self.states(make)).collect()
     }
 
+    /// A step of these ports that `segments` compute.
+    pub(super) fn chain(&self, shape: StepShape, segments: Vec<Segment>) -> Result<Chain> {
+        let sized = |ports: Vec<Port>| ports.into_iter().map(|port| (port, self.elements(port, shape))).collect();
+        Chain::new(shape.tokens, sized(self.inputs()), sized(self.outputs()), segments)
+    }
+
     fn states(&self, make: fn(StateKind, usize) -> Port) -> impl Iterator<Item = Port> + use<> {
         (0..self.sizes.layers).flat_map(move |layer| [make(StateKind::Key, layer), make(StateKind::Value, layer)])
     }
@@ -50,6 +56,9 @@ impl Layout<'_> {
             Port::Past(..) | Port::Next(..) => [kv_heads, capacity, head_dim],
             Port::New(..) => [kv_heads, tokens, head_dim],
             Port::Logits => [tokens, vocab, 1],
+            Port::LogitsPart(_) | Port::Cross(_) => {
+                unreachable!("a session runs whole steps, whose ports are those listed above")
+            }
         };
         // A product past the largest number is refused as too much memory like any other large one.
         extents.into_iter().fold(1, usize::saturating_mul)
@@ -89,6 +98,8 @@ pub(super) struct Context {
     pub(super) position: usize,
     /// How the caches travel.
     pub(super) protocol: CacheProtocol,
+    /// What the mask holds where a position is hidden.
+    pub(super) hidden_mask: f32,
 }
 
 /// Rows of the embedding table; padding is zero.
@@ -110,7 +121,7 @@ pub(super) fn fill_mask(buffer: &mut [f32], shape: StepShape, context: Context) 
         CacheProtocol::Shift => shape.capacity - context.position..shape.capacity,
     };
     for (row, mask) in buffer.chunks_exact_mut(shape.capacity + shape.tokens).enumerate() {
-        mask.fill(HIDDEN);
+        mask.fill(context.hidden_mask);
         let (past_mask, new_mask) = mask.split_at_mut(shape.capacity);
         let is_token = (context.first..context.first + context.valid).contains(&row);
         if is_token {

@@ -8,6 +8,8 @@ use std::process::Command;
 use npuc::{Code, Diagnostic, Error, Result};
 use npuc_fetch::{FetchError, Wheel, cache, install as install_wheel, unpacked};
 
+pub mod ncc;
+
 /// A tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {

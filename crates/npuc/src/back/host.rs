@@ -1,10 +1,10 @@
 //! The host back end: the IR text itself, which the runner parses, verifies and executes.
 
 use super::Emitted;
+use crate::model::StepShape;
 use crate::target::Checked;
 
-/// One file per graph, `graphs/<name>.ir`.
-pub fn emit(graph: &Checked) -> Emitted {
-    let graph = graph.graph();
-    Emitted { path: format!("graphs/{}.ir", graph.name), bytes: graph.to_string().into_bytes() }
+/// The graph of a step as it is.
+pub fn emit(shape: StepShape, graph: &Checked) -> Emitted {
+    Emitted { shape, graph: graph.graph().clone(), file: None }
 }

@@ -2,10 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ir::Op;
+use crate::ir::{Graph, Op};
+use crate::model::StepShape;
 
 pub mod host;
 pub mod tflite;
+
+use tflite::TfliteFile;
 
 /// A back end, as target files name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +16,8 @@ pub mod tflite;
 pub enum BackEnd {
     /// IR text for the host executor.
     Host,
+    /// TFLite files for MediaTek's compiler and LiteRT.
+    Tflite,
 }
 
 impl BackEnd {
@@ -20,6 +25,7 @@ impl BackEnd {
     pub const fn name(self) -> &'static str {
         match self {
             BackEnd::Host => "host",
+            BackEnd::Tflite => "tflite",
         }
     }
 
@@ -27,15 +33,18 @@ impl BackEnd {
     pub fn emits(self, op: &str) -> bool {
         match self {
             BackEnd::Host => Op::NAMES.contains(&op),
+            BackEnd::Tflite => tflite::emits(op),
         }
     }
 }
 
-/// A file that a back end emits, relative to the bundle.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A graph as it goes into a bundle.
+#[derive(Debug)]
 pub struct Emitted {
-    /// The path, with `/` between folders.
-    pub path: String,
-    /// The content.
-    pub bytes: Vec<u8>,
+    /// Its step shape.
+    pub shape: StepShape,
+    /// The graph over the weights as the bundle stores them; its text is what the host executes.
+    pub graph: Graph,
+    /// The same in the form of the target's tools, with the path inside the bundle.
+    pub file: Option<(String, TfliteFile)>,
 }

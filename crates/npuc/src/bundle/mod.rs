@@ -12,18 +12,19 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::back::BackEnd;
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::front::config::ModelConfig;
 use crate::ir::{Graph, text, verify};
-use crate::model::{self, CacheProtocol, StepShape};
-use crate::target;
+use crate::model::{self, CacheProtocol, Role, StepShape};
+use crate::target::Mend;
 use crate::tensor::{DType, Shape, SourceFile, Tensor};
 
 pub mod staging;
 pub mod write;
 
 /// The version of the manifest this program reads and writes.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// The weights' file name.
@@ -32,6 +33,10 @@ pub const WEIGHTS: &str = "weights.bin";
 pub const TOKENIZER: &str = "tokenizer.json";
 /// The chat template's file name.
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// The name of the table that the runner embeds tokens with, where it is another than the model's weight, e.g. because
+/// a tied head is stored in fewer bits.
+pub const EMBEDDING_TABLE: &str = "embedding_table";
 
 /// What a bundle holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,15 +48,24 @@ pub struct Manifest {
     pub npuc: String,
     /// The target it was built for.
     pub target: String,
+    /// What emitted it.
+    pub back_end: BackEnd,
+    /// The formats of weights and activations, as the command line names them.
+    pub precision: String,
+    /// What was changed in the model's graphs so that they fit the target.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mends: Vec<Mend>,
     /// How caches travel between steps.
     pub protocol: CacheProtocol,
+    /// What masks hold where a position is hidden.
+    pub hidden_mask: i32,
     /// The model's shape.
     pub model: ModelConfig,
     /// The files it was built from.
     pub checkpoint: Vec<FileRecord>,
-    /// One graph per step shape, the one with most tokens first.
+    /// The graphs: the shape with most tokens first, those of one shape in the order of their execution.
     pub graphs: Vec<GraphRecord>,
-    /// The weights in [`WEIGHTS`].
+    /// The weights and where they lie.
     pub weights: Vec<WeightRecord>,
     /// What the runner needs to know about text.
     pub text: TextRecord,
@@ -71,32 +85,35 @@ pub struct FileRecord {
     pub sha256: String,
 }
 
-/// A graph of the bundle.
+/// A graph of the bundle: the whole step of its shape, or the part of it that one unit computes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GraphRecord {
     /// Its step shape.
     pub shape: StepShape,
-    /// Its file.
-    pub file: String,
+    /// Its text as IR, which the host executes.
+    pub ir: String,
+    /// The same graph in the form that the target's tools read; absent where the host computes it on the target too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emitted: Option<String>,
 }
 
-/// A weight inside [`WEIGHTS`]. Weights of equal content share their bytes.
+/// A weight. Weights of equal content share their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightRecord {
-    /// The canonical name.
+    /// The canonical name, or that of rows of one (see [`crate::tensor::rows_name`]).
     pub name: String,
     /// The format's name.
     pub dtype: String,
     /// The extents.
     pub shape: Vec<usize>,
-    /// Where the bytes begin, a multiple of 64.
+    /// The file that it lies in.
+    pub file: String,
+    /// Where the bytes begin; a multiple of 64 in [`WEIGHTS`].
     pub offset: u64,
     /// How many bytes.
     pub bytes: u64,
-    /// The SHA-256 of the bytes in hexadecimal.
-    pub sha256: String,
 }
 
 /// What the runner needs to know about text besides the tokenizer and template files.
@@ -118,8 +135,8 @@ pub struct Bundle {
     pub path: PathBuf,
     /// Its manifest.
     pub manifest: Manifest,
-    /// Its graphs, the one with most tokens first.
-    pub graphs: Vec<(StepShape, Graph)>,
+    /// Its graphs, in the order of their records.
+    pub graphs: Vec<Graph>,
     /// Its weights by canonical name.
     pub weights: BTreeMap<String, Tensor>,
     /// The content of [`TOKENIZER`], if the model has one.
@@ -143,18 +160,14 @@ impl Bundle {
     pub fn open(path: &Path) -> Result<Bundle> {
         let manifest = read_manifest(&path.join(MANIFEST))?;
         let in_manifest = |e: Error| e.in_file(&path.join(MANIFEST));
-        if !target::all().iter().any(|known| known.name == manifest.target && known.back_end.is_some()) {
-            let fault = Diagnostic::error(Code::BadBundle, "the bundle is for a target this version does not run");
-            return Err(in_manifest(fault.have(&manifest.target).into()));
-        }
         manifest.model.check().map_err(in_manifest)?;
         let faults: Vec<Error> = manifest.files.par_iter().filter_map(|file| check_file(path, file).err()).collect();
         Error::check(faults.iter().flat_map(Error::diagnostics).cloned().collect())?;
         let listed = |name: &str| manifest.files.iter().any(|record| record.path == name);
         let read = |name: &str| listed(name).then(|| read_file(&path.join(name))).transpose();
         let chat_template = read(CHAT_TEMPLATE)?.map(|bytes| utf8(&path.join(CHAT_TEMPLATE), bytes)).transpose()?;
-        let weights = map_weights(&path.join(WEIGHTS), &manifest.weights)?;
-        check_weights(&manifest.model, &weights).map_err(in_manifest)?;
+        let weights = map_weights(path, &manifest)?;
+        check_weights(&manifest, &weights).map_err(in_manifest)?;
         Ok(Bundle {
             path: path.to_path_buf(),
             graphs: read_graphs(path, &manifest)?,
@@ -232,43 +245,61 @@ fn is_inside(path: &str) -> bool {
     Path::new(path).components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
-fn read_graphs(dir: &Path, manifest: &Manifest) -> Result<Vec<(StepShape, Graph)>> {
+/// Refuses a file that the manifest names without a hash.
+fn check_listed(dir: &Path, manifest: &Manifest, name: &str) -> Result<()> {
+    if manifest.files.iter().any(|file| file.path == name) {
+        return Ok(());
+    }
+    Err(Diagnostic::error(Code::BadBundle, "the manifest has no hash of a file").file(dir.join(name)).into())
+}
+
+fn read_graphs(dir: &Path, manifest: &Manifest) -> Result<Vec<Graph>> {
     let read = |record: &GraphRecord| {
-        let path = dir.join(&record.file);
-        if !manifest.files.iter().any(|file| file.path == record.file) {
-            return Err(Diagnostic::error(Code::BadBundle, "the manifest has no hash of a graph").file(path).into());
-        }
+        let path = dir.join(&record.ir);
+        check_listed(dir, manifest, &record.ir)?;
+        record.emitted.iter().try_for_each(|name| check_listed(dir, manifest, name))?;
         let source = utf8(&path, read_file(&path)?)?;
         let graph = text::parse(&source).map_err(|e| e.in_file(&path))?;
         verify::verify(&graph).map_err(|e| e.in_file(&path))?;
-        if graph.name != record.shape.to_string() {
+        if graph.name.split('.').next() != Some(&*record.shape.to_string()) {
             let fault = Diagnostic::error(Code::BadBundle, "a graph is of another shape than its record").file(path);
             return Err(fault.need(record.shape).have(graph.name).into());
         }
-        Ok((record.shape, graph))
+        Ok(graph)
     };
     manifest.graphs.iter().map(read).collect()
 }
 
-fn map_weights(path: &Path, records: &[WeightRecord]) -> Result<BTreeMap<String, Tensor>> {
-    let file = SourceFile::open(path)?;
+fn map_weights(dir: &Path, manifest: &Manifest) -> Result<BTreeMap<String, Tensor>> {
+    let mut files: BTreeMap<&str, Arc<SourceFile>> = BTreeMap::new();
+    for record in &manifest.weights {
+        if !files.contains_key(record.file.as_str()) {
+            check_listed(dir, manifest, &record.file)?;
+            files.insert(&record.file, SourceFile::open(&dir.join(&record.file))?);
+        }
+    }
     let weight = |record: &WeightRecord| {
-        let fault = |message: &str| Diagnostic::error(Code::BadBundle, message).file(path).subject(&record.name);
+        let file = &files[record.file.as_str()];
+        let fault = |message: &str| Diagnostic::error(Code::BadBundle, message).file(&file.path).subject(&record.name);
         let dtype =
             DType::from_name(&record.dtype).ok_or_else(|| fault("unknown number format").have(&record.dtype))?;
         let range = usize::try_from(record.offset).ok().zip(usize::try_from(record.bytes).ok());
         let range = range.and_then(|(start, len)| Some(start..start.checked_add(len)?));
         let tensor =
-            range.and_then(|range| Tensor::in_file(dtype, Shape(record.shape.clone()), Arc::clone(&file), range));
+            range.and_then(|range| Tensor::in_file(dtype, Shape(record.shape.clone()), Arc::clone(file), range));
         let tensor = tensor.ok_or_else(|| fault("the weight does not lie in its file with the size of its shape"))?;
         Ok((record.name.clone(), tensor))
     };
-    records.iter().map(weight).collect()
+    manifest.weights.iter().map(weight).collect()
 }
 
-/// The weights that the model calls for, in the shapes it calls for.
-fn check_weights(config: &ModelConfig, weights: &BTreeMap<String, Tensor>) -> Result<()> {
-    let lacking = |spec: model::WeightSpec| match weights.get(&spec.name) {
+/// The weights that the model calls for, in the shapes it calls for: the embedding table, and all where the host
+/// computes every graph on the target too.
+fn check_weights(manifest: &Manifest, weights: &BTreeMap<String, Tensor>) -> Result<()> {
+    let all = manifest.graphs.iter().all(|graph| graph.emitted.is_none());
+    let specs = model::weight_specs(&manifest.model).into_iter();
+    let table = |spec: &model::WeightSpec| weights.get(EMBEDDING_TABLE).filter(|_| spec.role == Role::Embedding);
+    let lacking = |spec: model::WeightSpec| match table(&spec).or_else(|| weights.get(&spec.name)) {
         Some(tensor) if tensor.shape == spec.shape => None,
         found => {
             let fault = Diagnostic::error(Code::BadBundle, "a weight of the model is absent or of another shape");
@@ -276,7 +307,7 @@ fn check_weights(config: &ModelConfig, weights: &BTreeMap<String, Tensor>) -> Re
             Some(fault.subject(spec.name).need(spec.shape).have(have))
         }
     };
-    Error::check(model::weight_specs(config).into_iter().filter_map(lacking).collect())
+    Error::check(specs.filter(|spec| all || spec.role == Role::Embedding).filter_map(lacking).collect())
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {

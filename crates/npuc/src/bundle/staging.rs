@@ -195,6 +195,9 @@ fn resolve_link(dir: &Path) -> Result<PathBuf> {
     })
 }
 
+/// The endings of the files that a compiler of MediaTek's leaves beside each TFLite file.
+const COMPILED: [&str; 3] = [".dla", ".dla.log", ".part.dla"];
+
 /// Only a new place, an empty folder or a bundle with nothing but its own files is written to.
 fn refuse_other_content(dir: &Path) -> Result<()> {
     let fault = |message: &str| {
@@ -210,7 +213,14 @@ fn refuse_other_content(dir: &Path) -> Result<()> {
     }
     let manifest =
         read_manifest(&dir.join(MANIFEST)).map_err(|_| fault("the output exists and is a damaged bundle"))?;
-    let own = |name: &str| name == MANIFEST || manifest.files.iter().any(|file| file.path == name);
+    // What ncc-tflite made of the bundle's files is the bundle's too.
+    let emitted = manifest.graphs.iter().filter_map(|graph| graph.emitted.as_ref()?.strip_suffix(".tflite"));
+    let compiled: Vec<String> = emitted.flat_map(|stem| COMPILED.map(|ending| format!("{stem}{ending}"))).collect();
+    let own = |name: &str| {
+        name == MANIFEST
+            || manifest.files.iter().any(|file| file.path == name)
+            || compiled.iter().any(|file| file == name)
+    };
     let files = files_below(dir, "").map_err(|e| refusal(dir, &e))?;
     match files.into_iter().find(|name| !own(name)) {
         Some(other) => {

@@ -8,31 +8,85 @@ use sha2::{Digest, Sha256};
 
 use super::staging::Staging;
 use super::{
-    CHAT_TEMPLATE, DIGEST_END, DIGEST_START, FileRecord, GraphRecord, MANIFEST, Manifest, SCHEMA, TOKENIZER,
-    TextRecord, WEIGHTS, WeightRecord, hex,
+    CHAT_TEMPLATE, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord, GraphRecord, MANIFEST, Manifest, SCHEMA,
+    TOKENIZER, TextRecord, WEIGHTS, WeightRecord, hex,
 };
-use crate::back::{self, Emitted};
+use crate::back::tflite::write_f32;
+use crate::back::{BackEnd, Emitted};
 use crate::diag::Result;
 use crate::front::Checkpoint;
-use crate::model::StepShape;
-use crate::target::{Checked, Target};
-use crate::tensor::{SourceFile, Tensor};
+use crate::target::{Mend, Target};
+use crate::tensor::{DType, SourceFile, Tensor};
 
 /// Weights begin at multiples of this, enough for every vector unit and for direct mapping.
 const ALIGN_BYTES: u64 = 64;
 
-/// What goes into a bundle besides the checkpoint's weights.
+/// What goes into a bundle.
 pub struct Contents<'a> {
     /// The target.
     pub target: Target,
-    /// The graphs, the one with most tokens first.
-    pub graphs: &'a [(StepShape, Checked)],
+    /// What emitted the graphs.
+    pub back_end: BackEnd,
+    /// The formats of weights and activations, as the command line names them.
+    pub precision: String,
+    /// What was changed in the model's graphs so that they fit the target.
+    pub mends: Vec<Mend>,
+    /// The graphs: the shape with most tokens first, those of one shape in the order of their execution.
+    pub graphs: Vec<Emitted>,
+    /// The weights of the checkpoint that go into [`WEIGHTS`].
+    pub weights: Vec<(&'a str, &'a Tensor)>,
+    /// Files for the target's runtime and tools.
+    pub files: Vec<ExtraFile>,
     /// The tokenizer in the `tokenizer.json` form, if the model has one.
     pub tokenizer_json: Option<Vec<u8>>,
     /// The chat template, if the model has one.
     pub chat_template: Option<String>,
     /// What the runner needs to know about text.
     pub text: TextRecord,
+}
+
+impl Contents<'_> {
+    fn weights_bytes(&self) -> u64 {
+        self.weights.iter().map(|(_, tensor)| tensor.byte_len() as u64).sum()
+    }
+
+    fn emitted_bytes(&self) -> u64 {
+        self.graphs.iter().filter_map(|graph| graph.file.as_ref()).map(|(_, file)| file.len_bytes()).sum()
+    }
+
+    /// Bytes of what is neither weights nor emitted graphs; texts of graphs are not counted.
+    fn other_bytes(&self) -> u64 {
+        let extra = self.files.iter().map(|file| file.content.len_bytes());
+        let texts = [self.tokenizer_json.as_ref().map(Vec::len), self.chat_template.as_ref().map(String::len)];
+        extra.chain(texts.into_iter().flatten().map(|len| len as u64)).sum()
+    }
+}
+
+/// A file for the target's runtime or tools.
+#[derive(Debug)]
+pub struct ExtraFile {
+    /// The path inside the bundle.
+    pub path: String,
+    /// Its content.
+    pub content: ExtraContent,
+}
+
+/// What such a file holds.
+#[derive(Debug)]
+pub enum ExtraContent {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// The embedding table of that name as f32, row-major; the runner reads it from there too.
+    Table(String, Tensor),
+}
+
+impl ExtraContent {
+    fn len_bytes(&self) -> u64 {
+        match self {
+            ExtraContent::Bytes(bytes) => bytes.len() as u64,
+            ExtraContent::Table(_, tensor) => (tensor.shape.elements().unwrap_or(0) as u64).saturating_mul(4),
+        }
+    }
 }
 
 /// What was written.
@@ -58,42 +112,47 @@ pub fn write(
     contents: Contents<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Written> {
-    let weights_bytes: u64 = checkpoint.tensors.values().map(|tensor| tensor.byte_len() as u64).sum();
-    let emitted: Vec<(StepShape, Emitted)> =
-        contents.graphs.iter().map(|(shape, graph)| (*shape, back::host::emit(graph))).collect();
-    let template = contents.chat_template.as_ref().map(String::as_bytes);
-    let texts = [(TOKENIZER, contents.tokenizer_json.as_deref()), (CHAT_TEMPLATE, template)];
-    let text_bytes: usize = texts.iter().filter_map(|(_, bytes)| *bytes).map(<[u8]>::len).sum();
-    let graph_bytes: usize = emitted.iter().map(|(_, file)| file.bytes.len()).sum();
-    let staging = Staging::create(dir, weights_bytes + (text_bytes + graph_bytes) as u64)?;
+    let (weights_bytes, emitted_bytes) = (contents.weights_bytes(), contents.emitted_bytes());
+    let total = weights_bytes + emitted_bytes;
+    let staging = Staging::create(dir, total + contents.other_bytes())?;
+    let texts = [(TOKENIZER, contents.tokenizer_json), (CHAT_TEMPLATE, contents.chat_template.map(String::into_bytes))];
+    let target = contents.target;
 
-    let mut files = Vec::new();
-    let mut graphs = Vec::new();
-    for (shape, Emitted { path, bytes }) in emitted {
-        files.push(staging.write(&path, &bytes)?);
-        graphs.push(GraphRecord { shape, file: path });
-    }
     let mut done = 0;
     let mut tell = |bytes| {
         done += bytes;
-        progress(done, weights_bytes);
+        progress(done, total);
     };
-    let (weights, weights_file) = write_weights(&staging, &checkpoint.tensors, &mut tell)?;
-    let stored_bytes = weights_file.bytes;
-    files.push(weights_file);
+    let mut files = Vec::new();
+    let mut stored: BTreeMap<String, WeightRecord> = BTreeMap::new();
+    let records = write_graphs(&staging, contents.graphs, &mut files, &mut stored, &mut tell)?;
+    for ExtraFile { path, content } in contents.files {
+        files.push(write_extra(&staging, path, content, &mut stored)?);
+    }
+    let mut stored_bytes = emitted_bytes;
+    if !contents.weights.is_empty() {
+        let (in_weights, file) = write_weights(&staging, &contents.weights, &mut tell)?;
+        stored_bytes += file.bytes;
+        files.push(file);
+        stored.extend(in_weights.into_iter().map(|record| (record.name.clone(), record)));
+    }
     for (name, bytes) in texts {
-        files.extend(bytes.map(|bytes| staging.write(name, bytes)).transpose()?);
+        files.extend(bytes.map(|bytes| staging.write(name, &bytes)).transpose()?);
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     let manifest = Manifest {
         schema: SCHEMA,
         npuc: env!("CARGO_PKG_VERSION").into(),
-        target: contents.target.name.clone(),
-        protocol: contents.target.protocol,
+        target: target.name.clone(),
+        back_end: contents.back_end,
+        precision: contents.precision,
+        mends: contents.mends,
+        protocol: target.protocol,
+        hidden_mask: target.hidden_mask,
         model: checkpoint.config.clone(),
         checkpoint: source_records(checkpoint)?,
-        graphs,
-        weights,
+        graphs: records,
+        weights: stored.into_values().collect(),
         text: contents.text,
         files,
     };
@@ -101,6 +160,54 @@ pub fn write(
     staging.finish()?;
     let bundle_bytes = manifest.files.iter().map(|file| file.bytes).sum::<u64>() + manifest_file.bytes;
     Ok(Written { weights_bytes, stored_bytes, bundle_bytes, files: manifest.files.len() + 1 })
+}
+
+/// Writes the graphs, each as IR text and in the form of the target's tools, whose weights are then known.
+fn write_graphs(
+    staging: &Staging,
+    graphs: Vec<Emitted>,
+    files: &mut Vec<FileRecord>,
+    stored: &mut BTreeMap<String, WeightRecord>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Vec<GraphRecord>> {
+    let mut records = Vec::with_capacity(graphs.len());
+    for Emitted { shape, graph, file } in graphs {
+        let ir = format!("graphs/{}.ir", graph.name);
+        files.push(staging.write(&ir, graph.to_string().as_bytes())?);
+        let mut emitted = None;
+        if let Some((path, file)) = file {
+            files.push(staging.stream(&path, |out| file.write_to(out))?);
+            for weight in file.weights() {
+                stored.entry(weight.name.clone()).or_insert_with(|| weight.record(&path));
+            }
+            progress(file.len_bytes());
+            emitted = Some(path);
+        }
+        records.push(GraphRecord { shape, ir, emitted });
+    }
+    Ok(records)
+}
+
+/// Writes a file for the target. The embedding table is what the runner embeds with, and the weight of its name unless a
+/// file of the target holds that for a tied head.
+fn write_extra(
+    staging: &Staging,
+    path: String,
+    content: ExtraContent,
+    stored: &mut BTreeMap<String, WeightRecord>,
+) -> Result<FileRecord> {
+    match content {
+        ExtraContent::Bytes(bytes) => staging.write(&path, &bytes),
+        ExtraContent::Table(name, tensor) => {
+            let file = staging.stream(&path, |out| write_f32(&tensor, out))?;
+            let (dtype, shape) = (DType::F32.name().into(), tensor.shape.to_vec());
+            let record = WeightRecord { name, dtype, shape, file: path, offset: 0, bytes: file.bytes };
+            let table = WeightRecord { name: EMBEDDING_TABLE.into(), ..record.clone() };
+            stored.entry(record.name.clone()).or_insert(record);
+            stored.insert(table.name.clone(), table);
+            Ok(file)
+        }
+    }
 }
 
 /// The manifest with its own digest in the first line.
@@ -126,23 +233,23 @@ fn source_records(checkpoint: &Checkpoint) -> Result<Vec<FileRecord>> {
 /// Writes the weights, equal ones once.
 fn write_weights(
     staging: &Staging,
-    tensors: &BTreeMap<String, Tensor>,
+    tensors: &[(&str, &Tensor)],
     progress: &mut dyn FnMut(u64),
 ) -> Result<(Vec<WeightRecord>, FileRecord)> {
-    let mut stored: HashMap<String, u64> = HashMap::new();
+    let mut stored: HashMap<[u8; 32], u64> = HashMap::new();
     let mut records = Vec::with_capacity(tensors.len());
     let file = staging.stream(WEIGHTS, |out| {
         for (name, tensor) in tensors {
             let bytes = tensor.bytes();
-            let sha256 = hex(&Sha256::digest(&bytes));
-            let offset = match stored.get(&sha256) {
+            let digest = Sha256::digest(&bytes).into();
+            let offset = match stored.get(&digest) {
                 Some(&offset) => offset,
                 None => out.put_aligned(&bytes, ALIGN_BYTES)?,
             };
-            stored.insert(sha256.clone(), offset);
+            stored.insert(digest, offset);
             let (dtype, shape) = (tensor.dtype.name().into(), tensor.shape.to_vec());
             let bytes = bytes.len() as u64;
-            records.push(WeightRecord { name: name.clone(), dtype, shape, offset, bytes, sha256 });
+            records.push(WeightRecord { name: (*name).into(), dtype, shape, file: WEIGHTS.into(), offset, bytes });
             progress(bytes);
         }
         Ok(())

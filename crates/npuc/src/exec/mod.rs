@@ -9,7 +9,7 @@ use npuc_kernels::dequant::dequantize_row;
 
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::ir::{Def, Graph, Op, Type, ValueId, verify};
-use crate::tensor::{DType, Shape, Tensor};
+use crate::tensor::{DType, Shape, Tensor, weight};
 
 use place::{Placement, place};
 
@@ -67,11 +67,12 @@ impl Executor {
         verify::verify(graph)?;
         check_weights(graph, weights)?;
         let Placement { steps, slots, consts, stored, inputs, outputs, kept } = place(graph, keep);
+        let found = |name: &String| weight(weights, name).expect("every weight was found before");
         Ok(Executor {
             steps,
             slots: slots.into_iter().map(|len| vec![0.0; len]).collect(),
-            consts: consts.iter().map(|name| to_f32(&weights[name])).collect(),
-            stored: stored.iter().map(|name| weights[name].materialized()).collect(),
+            consts: consts.iter().map(|name| to_f32(&found(name))).collect(),
+            stored: stored.iter().map(|name| found(name).materialized()).collect(),
             inputs,
             outputs,
             kept,
@@ -147,7 +148,7 @@ fn check_weights(graph: &Graph, weights: &BTreeMap<String, Tensor>) -> Result<()
     let mut faults = Vec::new();
     for value in graph.values.iter().filter(|value| value.def == Def::Weight) {
         let Type { dtype, shape } = &value.ty;
-        match weights.get(&value.name) {
+        match weight(weights, &value.name) {
             None => faults.push(
                 Diagnostic::error(Code::MissingTensor, "the graph uses a weight that is not there")
                     .subject(&value.name)

@@ -24,7 +24,7 @@ pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32
     };
     match &step.op {
         Op::RmsNorm { eps } => vector::rms_norm(arg(0), arg(1), *eps, out),
-        Op::Linear {} => project(step, &read, stored, out),
+        Op::Linear {} | Op::PointwiseConv {} => project(step, &read, stored, out),
         Op::Rope {} => vector::rope(arg(0), arg(1), arg(2), 2 * dims(1)[1], out),
         Op::Attention { scale } => attend(step, &arg, *scale, out),
         Op::MatMul { transpose_b } => {
@@ -36,6 +36,7 @@ pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32
         Op::Silu {} => vector::silu(arg(0), out),
         Op::Sigmoid {} => vector::sigmoid(arg(0), out),
         Op::Exp {} => vector::exp(arg(0), out),
+        Op::Abs {} => out.iter_mut().zip(arg(0)).for_each(|(out, x)| *out = x.abs()),
         Op::Rsqrt {} => vector::rsqrt(arg(0), out),
         Op::Affine { scale, offset } => vector::affine(arg(0), *scale, *offset, out),
         Op::Add {} => binary(out, vector::add, |a, b| a + b),

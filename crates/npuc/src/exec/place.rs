@@ -84,7 +84,7 @@ fn only_matrices(graph: &Graph) -> Vec<bool> {
     for value in &graph.values {
         if let Def::Op { op, args } = &value.def {
             for (position, arg) in args.iter().enumerate() {
-                only[arg.index()] &= matches!(op, Op::Linear {}) && position == 1;
+                only[arg.index()] &= op.is_projection() && position == 1;
             }
         }
     }

@@ -86,11 +86,11 @@ impl Growing {
 
     /// An earlier f32 value, often the newest, or a new input.
     fn pick(&mut self, byte: u8) -> ValueId {
-        let dims = [usize::from(byte % 3) + 1, usize::from(byte / 3 % 2) * 2 + 2, 3];
+        let dims = [usize::from(byte / 6 % 2) + 1, usize::from(byte % 3) + 1, usize::from(byte / 3 % 2) * 2 + 2, 3];
         match self.last {
             Some(last) if !byte.is_multiple_of(4) => last,
             Some(last) if byte.is_multiple_of(8) => ValueId(u32::from(byte) % (last.0 + 1)),
-            Some(_) | None => self.leaf(None, &dims[usize::from(byte) % 3..]),
+            Some(_) | None => self.leaf(None, &dims[usize::from(byte / 8) % 4..]),
         }
     }
 
@@ -122,7 +122,7 @@ impl Growing {
         let both = bound + self.bounds[other.index()];
         let factors = [1.0, 0.0, -0.5, 2.0];
         let (scale, offset) = (factors[usize::from(c) % 4], factors[usize::from(d) % 4]);
-        match kind % 10 {
+        match kind % 11 {
             0 => self.op(Op::Silu {}, &[tame], bound),
             1 => self.op(Op::Sigmoid {}, &[tame], 1.0),
             2 => self.op(Op::Exp {}, &[tame], bound.exp()),
@@ -138,6 +138,7 @@ impl Growing {
                 let positive = self.op(Op::Exp {}, &[tame], bound.exp());
                 self.op(Op::Div {}, &[other, positive], both * bound.exp())
             }
+            9 => self.op(Op::Abs {}, &[tame], bound),
             _ => self.op(Op::Affine { scale: 1.0, offset: 0.0 }, &[tame], bound),
         };
     }
@@ -217,7 +218,9 @@ impl Growing {
                 if e.is_multiple_of(2) {
                     args.push(self.leaf(Some(DType::F16), &[out]));
                 }
-                self.op(Op::Linear {}, &args, LARGE * inner as f64);
+                let pixels = matches!(self.builder.shape(x), [1, _, _, _]);
+                let op = if pixels { Op::PointwiseConv {} } else { Op::Linear {} };
+                self.op(op, &args, LARGE * inner as f64);
             }
         }
     }

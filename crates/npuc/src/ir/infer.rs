@@ -1,8 +1,8 @@
 //! Type inference: the result type of every operation, or why it has none.
 //!
-//! Results are f32, and so are operands, with two exceptions for weights: `linear` takes its weight in any
-//! format, and its bias, the gain of `rms_norm` and both operands of `add`, `sub`, `mul` and `div` may be
-//! f32, f16 or bf16.
+//! Results are f32, and so are operands, with two exceptions for weights: `linear` and `pointwise_conv` take
+//! their weight in any format, and their bias, the gain of `rms_norm` and both operands of `add`, `sub`, `mul`
+//! and `div` may be f32, f16 or bf16.
 
 use super::{Op, Type};
 use crate::tensor::{DType, Shape, byte_len};
@@ -61,12 +61,13 @@ enum Formats {
 
 fn formats(op: &Op, operand: usize) -> Formats {
     match (op, operand) {
-        (Op::Linear {}, 1) => Formats::Any,
-        (Op::Linear {}, 2) | (Op::RmsNorm { .. }, 1) => Formats::Plain,
+        (Op::Linear {} | Op::PointwiseConv {}, 1) => Formats::Any,
+        (Op::Linear {} | Op::PointwiseConv {}, 2) | (Op::RmsNorm { .. }, 1) => Formats::Plain,
         (Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {}, _) => Formats::Plain,
         (
             Op::RmsNorm { .. }
             | Op::Linear {}
+            | Op::PointwiseConv {}
             | Op::Rope {}
             | Op::Attention { .. }
             | Op::MatMul { .. }
@@ -74,6 +75,7 @@ fn formats(op: &Op, operand: usize) -> Formats {
             | Op::Silu {}
             | Op::Sigmoid {}
             | Op::Exp {}
+            | Op::Abs {}
             | Op::Rsqrt {}
             | Op::Affine { .. }
             | Op::Sum { .. }
@@ -126,6 +128,7 @@ fn extents(op: &Op, args: &[&[usize]]) -> Extents {
     match op {
         Op::RmsNorm { eps: _ } => rms_norm(args[0], args[1]),
         Op::Linear {} => linear(args[0], args[1], args.get(2).copied()),
+        Op::PointwiseConv {} => pointwise_conv(args[0], args[1], args.get(2).copied()),
         Op::Rope {} => rope(args[0], args[1], args[2]),
         Op::Attention { scale: _ } => attention(args),
         Op::MatMul { transpose_b } => matmul(args[0], args[1], *transpose_b),
@@ -133,6 +136,7 @@ fn extents(op: &Op, args: &[&[usize]]) -> Extents {
         | Op::Silu {}
         | Op::Sigmoid {}
         | Op::Exp {}
+        | Op::Abs {}
         | Op::Rsqrt {}
         | Op::Affine { scale: _, offset: _ } => Ok(args[0].to_vec()),
         Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {} => broadcast(args[0], args[1]),
@@ -164,6 +168,13 @@ fn linear(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Extents {
         return Err(format!("a bias of the weight's first extent: [{out}] and {}", show(bias)));
     }
     with_extent(x, x.len() - 1, out)
+}
+
+fn pointwise_conv(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Extents {
+    if !matches!(x, [1, _, _, _]) {
+        return Err(format!("x [1, height, width, in], and it has {}", show(x)));
+    }
+    linear(x, weight, bias)
 }
 
 fn rope(x: &[usize], cos: &[usize], sin: &[usize]) -> Extents {

@@ -32,6 +32,7 @@ fn every_operation_has_its_result() {
         ("f32[3, 64]; q4_1[7, 64]", "linear()", "f32[3, 7]"),
         ("f32[2, 3, 64]; q8_0[7, 64]; f16[7]", "linear()", "f32[2, 3, 7]"),
         ("f32[256]; q4_k[5, 256]", "linear()", "f32[5]"),
+        ("f32[1, 2, 3, 64]; q8_0[7, 64]; f16[7]", "pointwise_conv()", "f32[1, 2, 3, 7]"),
         ("f32[9, 4, 6]; f32[4, 3]; f32[4, 3]", "rope()", "f32[9, 4, 6]"),
         (
             "f32[6, 4, 5]; f32[2, 7, 5]; f32[2, 7, 5]; f32[2, 4, 5]; f32[2, 4, 5]; f32[4, 11]",
@@ -44,6 +45,7 @@ fn every_operation_has_its_result() {
         ("f32[2, 3]", "silu()", "f32[2, 3]"),
         ("f32[2, 3]", "sigmoid()", "f32[2, 3]"),
         ("f32[2, 3]", "exp()", "f32[2, 3]"),
+        ("f32[2, 3]", "abs()", "f32[2, 3]"),
         ("f32[2, 3]", "rsqrt()", "f32[2, 3]"),
         ("f32[2, 3]", "affine() {scale = 2.0, offset = -0.0}", "f32[2, 3]"),
         ("f32[2, 1, 4]; f32[3, 1]", "add()", "f32[2, 3, 4]"),
@@ -73,6 +75,17 @@ const MISFITS: &[(&str, &str, &str)] = &[
     ),
     ("f32[3, 8]; f32[8]", "linear()", "`linear` needs a weight [out, in], and it has [8]"),
     ("f32[3, 8]; f32[7, 8]; f32[8]", "linear()", "`linear` needs a bias of the weight's first extent: [7] and [8]"),
+    (
+        "f32[2, 1, 3, 8]; f32[7, 8]",
+        "pointwise_conv()",
+        "`pointwise_conv` needs x [1, height, width, in], and it has [2, 1, 3, 8]",
+    ),
+    ("f32[3, 8]; f32[7, 8]", "pointwise_conv()", "`pointwise_conv` needs x [1, height, width, in], and it has [3, 8]"),
+    (
+        "f32[1, 1, 3, 8]; f32[7, 1, 1, 8]",
+        "pointwise_conv()",
+        "`pointwise_conv` needs a weight [out, in], and it has [7, 1, 1, 8]",
+    ),
     ("f32[4]; f32[4, 2]; f32[4, 2]", "rope()", "`rope` needs x [.., tokens, dim], and it has [4]"),
     ("f32[4, 5]; f32[4, 2]; f32[4, 2]", "rope()", "`rope` needs x's last extent to be even, and it is 5"),
     ("f32[4, 6]; f32[4, 3]; f32[3, 3]", "rope()", "`rope` needs sin [tokens, dim/2]: [4, 3] and [3, 3]"),

@@ -12,10 +12,20 @@ pub(crate) fn eval(
     inputs: &HashMap<String, Vec<f64>>,
     weights: &HashMap<String, Vec<f64>>,
 ) -> HashMap<ValueId, Vec<f64>> {
+    eval_rounded(graph, inputs, weights, |x| x)
+}
+
+/// The same with every element of every value rounded before it is used.
+pub(crate) fn eval_rounded(
+    graph: &Graph,
+    inputs: &HashMap<String, Vec<f64>>,
+    weights: &HashMap<String, Vec<f64>>,
+    round: impl Fn(f64) -> f64,
+) -> HashMap<ValueId, Vec<f64>> {
     let mut known: Vec<Array> = Vec::new();
     for value in &graph.values {
         let shape = value.ty.shape.0.clone();
-        let array = match &value.def {
+        let mut array = match &value.def {
             Def::Input => Array { shape, data: inputs[&value.name].clone() },
             Def::Weight => Array { shape, data: weights[&value.name].clone() },
             Def::Op { op, args } => {
@@ -24,6 +34,7 @@ pub(crate) fn eval(
             }
         };
         assert_eq!(array.data.len(), array.shape.iter().product::<usize>(), "{}", value.name);
+        array.data.iter_mut().for_each(|x| *x = round(*x));
         known.push(array);
     }
     graph.ids().zip(known).map(|(id, array)| (id, array.data)).collect()
@@ -85,7 +96,7 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
             let mean_square = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
             x.at(i) / (mean_square + f64::from(*eps)).sqrt() * args[1].at(&[i[last]])
         }),
-        Op::Linear {} => tabulate(shape, |i| {
+        Op::Linear {} | Op::PointwiseConv {} => tabulate(shape, |i| {
             let bias = args.get(2).map_or(0.0, |bias| bias.at(&[i[last]]));
             (0..x.shape[last]).map(|k| x.at(&moved(i, last, k)) * args[1].at(&[i[last], k])).sum::<f64>() + bias
         }),
@@ -109,6 +120,7 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
         Op::Silu {} => map(&|x| x / (1.0 + (-x).exp())),
         Op::Sigmoid {} => map(&|x| 1.0 / (1.0 + (-x).exp())),
         Op::Exp {} => map(&f64::exp),
+        Op::Abs {} => map(&f64::abs),
         Op::Rsqrt {} => map(&|x| 1.0 / x.sqrt()),
         Op::Affine { scale, offset } => map(&|x| f64::from(*scale) * x + f64::from(*offset)),
         Op::Add {} => pair(&|a, b| a + b),
@@ -203,6 +215,8 @@ mod tests {
         let column = ("f32[2, 1]", &[10.0, 20.0][..]);
         check(&[two, ("f32[2]", &[1.0, 2.0])], "rms_norm() {eps = 0.0}", &[0.848_528_137_424, 2.262_741_699_797]);
         check(&[("f32[3]", &[1.0, 0.5, -1.0]), six, two], "linear()", &[2.0, 4.5]);
+        let pixels = ("f32[1, 2, 1, 3]", &[1.0, 0.5, -1.0, 0.0, 0.0, 1.0][..]);
+        check(&[pixels, six, two], "pointwise_conv()", &[2.0, 4.5, 6.0, 10.0]);
         let quarter = ("f32[1, 1]", &[0.0][..]);
         check(&[("f32[1, 2]", &[1.0, 2.0]), quarter, ("f32[1, 1]", &[1.0])], "rope()", &[-2.0, 1.0]);
         check(&[six, six], "matmul() {transpose_b = true}", &[14.0, 32.0, 32.0, 77.0]);
@@ -211,6 +225,7 @@ mod tests {
         check(&[two], "silu()", &[2.857_722_380_440, 3.928_055_160_152]);
         check(&[two], "sigmoid()", &[0.952_574_126_823, 0.982_013_790_038]);
         check(&[two], "exp()", &[20.085_536_923_188, 54.598_150_033_144]);
+        check(&[("f32[2]", &[-3.0, 4.0])], "abs()", &[3.0, 4.0]);
         check(&[two], "rsqrt()", &[0.577_350_269_190, 0.5]);
         check(&[two], "affine() {scale = 2.0, offset = 1.0}", &[7.0, 9.0]);
         check(&[six, column], "add()", &[11.0, 12.0, 13.0, 24.0, 25.0, 26.0]);

@@ -92,6 +92,9 @@ ops! {
     };
     /// `(x [.., in], weight [out, in], bias [out]?)`: `x · weightᵀ + bias`.
     Linear "linear" 2..=3, {};
+    /// `(x [1, height, width, in], weight [out, in], bias [out]?)`: the same projection of every pixel, a convolution
+    /// with a window of 1 x 1; the result is `[1, height, width, out]`.
+    PointwiseConv "pointwise_conv" 2..=3, {};
     /// `(x [.., tokens, dim], cos [tokens, dim/2], sin [tokens, dim/2])`: the pair (i, i + dim/2) of every row turned by its angle.
     Rope "rope" 3..=3, {};
     /// `(q [heads, t, d], past_k [kv, c, d], past_v [kv, c, d], new_k [kv, t, d], new_v [kv, t, d], mask [t, c+t])`:
@@ -113,6 +116,8 @@ ops! {
     Sigmoid "sigmoid" 1..=1, {};
     /// `(x)`: e to the power of x.
     Exp "exp" 1..=1, {};
+    /// `(x)`: the magnitude of x.
+    Abs "abs" 1..=1, {};
     /// `(x)`: `1 / sqrt(x)`.
     Rsqrt "rsqrt" 1..=1, {};
     /// `(x)`: `scale · x + offset`.
@@ -169,6 +174,13 @@ ops! {
         /// A permutation of the axes.
         perm: Vec<usize>
     };
+}
+
+impl Op {
+    /// Whether the second operand is a matrix `[out, in]` that every row of the first is multiplied by.
+    pub const fn is_projection(&self) -> bool {
+        matches!(self, Op::Linear {} | Op::PointwiseConv {})
+    }
 }
 
 fn known_attrs(op: &str, known: &[&str], attrs: &[(String, Attr)]) -> Result<(), String> {

@@ -3,10 +3,12 @@
 //! A weight's format comes with its type from the caller: blocks name weights and never ask how they are stored.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::step::{CacheProtocol, Port, StateKind, StepShape};
 use crate::ir::build::GraphBuilder;
 use crate::ir::{Graph, Op, Type, ValueId};
+use crate::tensor::rows_name;
 
 /// Builds the graph of one step.
 pub struct StepBuilder<'a> {
@@ -76,6 +78,17 @@ impl<'a> StepBuilder<'a> {
     pub fn weight(&mut self, name: &str) -> ValueId {
         let ty = self.weights.get(name).unwrap_or_else(|| panic!("the weight `{name}` is bound before building"));
         self.graph.weight(name, ty.dtype, ty.shape.clone())
+    }
+
+    /// Rows of a matrix by its canonical name; rows after its last are zeros. See [`crate::tensor::weight`].
+    ///
+    /// # Panics
+    /// As [`StepBuilder::weight`].
+    pub fn weight_rows(&mut self, name: &str, rows: Range<usize>) -> ValueId {
+        let ty = self.weights.get(name).unwrap_or_else(|| panic!("the weight `{name}` is bound before building"));
+        let mut shape = ty.shape.clone();
+        shape.0[0] = rows.len();
+        self.graph.weight(rows_name(name, &rows), ty.dtype, shape)
     }
 
     /// One operation, named by its place in the model.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::blocks::{AttentionBlock, StepBuilder};
 use super::step::{CacheProtocol, Port, StepShape};
-use super::{Part, Role, WeightSpec};
+use super::{Head, Part, Role, WeightSpec};
 use crate::front::config::LlamaConfig;
 use crate::ir::{Graph, Op, Type, ValueId};
 
@@ -80,15 +80,31 @@ pub fn build_part(
             x = layer(&mut step, config, number, x, &attention);
         }
     }
-    if part.head {
-        let x = step.rms_norm("norm", x, config.rms_eps);
-        let head = step.weight(if config.tied { EMBEDDING } else { HEAD });
-        let logits = step.op("lm_head", Op::Linear {}, &[x, head]);
-        step.output(Port::Logits, logits);
-    } else {
-        step.output(Port::Hidden, x);
+    match &part.head {
+        Head::Absent => step.output(Port::Hidden, x),
+        Head::Whole => {
+            let x = step.rms_norm("norm", x, config.rms_eps);
+            let head = step.weight(head_weight(config));
+            let logits = step.op("lm_head", Op::Linear {}, &[x, head]);
+            step.output(Port::Logits, logits);
+        }
+        Head::Rows(rows) => {
+            let x = step.rms_norm("norm", x, config.rms_eps);
+            let mut start = 0;
+            for (number, &count) in rows.iter().enumerate() {
+                let head = step.weight_rows(head_weight(config), start..start + count);
+                let logits = step.op(&format!("lm_head.{number}"), Op::Linear {}, &[x, head]);
+                step.output(Port::LogitsPart(number), logits);
+                start += count;
+            }
+        }
     }
     step.finish()
+}
+
+/// The matrix of the head.
+fn head_weight(config: &LlamaConfig) -> &'static str {
+    if config.tied { EMBEDDING } else { HEAD }
 }
 
 /// One layer: attention and SwiGLU, each after a norm and added to the residual stream.

@@ -13,7 +13,7 @@ pub mod part;
 pub mod rope;
 pub mod step;
 
-pub use part::{Chunks, Part};
+pub use part::{Chunks, Head, Part};
 pub use step::{CacheProtocol, Port, StateKind, StepShape};
 
 /// A weight that a model uses.
@@ -77,9 +77,11 @@ pub fn build_step(
 }
 
 /// The graph of one step of a part of the model. The part that begins with layer 0 takes `embeds`, the others
-/// `hidden`; the one with the head gives `logits`, the others `hidden`. States keep the numbers of their layers.
+/// `hidden`; the one with the head gives `logits` (or `logits.0`, `logits.1`, … for its parts), the others `hidden`.
+/// States keep the numbers of their layers.
 ///
-/// Errors: a shape that the model cannot take, layers that it does not have ([`crate::Code::BadShape`]).
+/// Errors: a shape that the model cannot take, layers or rows of the head that it does not have
+/// ([`crate::Code::BadShape`]).
 pub fn build_part(
     config: &ModelConfig,
     weights: &BTreeMap<String, Type>,
@@ -87,9 +89,9 @@ pub fn build_part(
     protocol: CacheProtocol,
     part: &Part,
 ) -> Result<Graph> {
-    part.check(layers(config))?;
     match config {
         ModelConfig::Llama(config) => {
+            part.check(config.layers, config.vocab)?;
             shape.check(config.max_positions)?;
             Ok(llama::build_part(config, weights, shape, protocol, part))
         }

@@ -1,6 +1,7 @@
 //! Cutting a model by its layers, for targets that take it in several graphs.
 //!
-//! Every part is a step graph of its own; the residual stream and nothing else passes between them.
+//! Every part is a step graph of its own; the residual stream and nothing else passes between them. The head can
+//! be cut too, by the rows of its matrix.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,28 +14,66 @@ use crate::diag::{Code, Diagnostic, Error, Result};
 pub struct Part {
     /// The layers. The part that begins with layer 0 takes embeddings.
     pub layers: Range<usize>,
-    /// Whether the last norm and the head follow the layers; a head may also stand alone, after no layer.
-    pub head: bool,
+    /// The last norm and the head, if they follow the layers; a head may also stand alone, after no layer.
+    pub head: Head,
+}
+
+/// The head of a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// The part has none.
+    Absent,
+    /// One projection to the vocabulary.
+    Whole,
+    /// A projection for each run of that many rows of the matrix, in order. Rows after the matrix's last are
+    /// zeros, so that the scores of ids that do not exist come last, where a runner drops them.
+    Rows(Vec<usize>),
+}
+
+impl Head {
+    /// Whether the part has a head.
+    pub fn is_present(&self) -> bool {
+        *self != Head::Absent
+    }
 }
 
 impl Part {
     /// The whole of a model with that many layers.
     pub fn whole(layers: usize) -> Part {
-        Part { layers: 0..layers, head: true }
+        Part { layers: 0..layers, head: Head::Whole }
     }
 
-    /// Refuses layers that a model of `layers` does not have, and a head that is not at its end.
-    pub(super) fn check(&self, layers: usize) -> Result<()> {
+    /// Refuses layers that a model of `layers` does not have, a head that is not at its end, and rows of a head that
+    /// are not those of a vocabulary of `vocab` ids.
+    pub(super) fn check(&self, layers: usize, vocab: usize) -> Result<()> {
         let Range { start, end } = self.layers;
         let ordered = start <= end && end <= layers;
-        if ordered && (start < end || self.head) && (!self.head || end == layers) {
+        let head = self.head.is_present();
+        if let Head::Rows(rows) = &self.head {
+            check_rows(rows, vocab)?;
+        }
+        if ordered && (start < end || head) && (!head || end == layers) {
             return Ok(());
         }
         Err(Diagnostic::error(Code::BadShape, "the part is not a part of the model")
             .need(format!("layers inside 0..{layers}, and the head only after the last of them"))
-            .have(format!("{start}..{end}{}", if self.head { " and the head" } else { "" }))
+            .have(format!("{start}..{end}{}", if head { " and the head" } else { "" }))
             .into())
     }
+}
+
+/// Every part has rows, and the last one reaches the end of the vocabulary.
+fn check_rows(rows: &[usize], vocab: usize) -> Result<()> {
+    let total = rows.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+    let before_last = rows.split_last().map(|(_, before)| before.iter().fold(0usize, |sum, &n| sum.saturating_add(n)));
+    if !rows.contains(&0) && total.is_some_and(|n| n >= vocab) && before_last.is_some_and(|n| n < vocab) {
+        return Ok(());
+    }
+    let have: Vec<String> = rows.iter().map(usize::to_string).collect();
+    Err(Diagnostic::error(Code::BadShape, "the rows of the head's parts are not those of the vocabulary")
+        .need(format!("parts of at least one row each, of which the last holds row {}", vocab.saturating_sub(1)))
+        .have(have.join(","))
+        .into())
 }
 
 /// How a model is cut, written `4,4,4,2,2` (layers of each part) or `5` (that many equal parts).
@@ -66,7 +105,11 @@ impl Chunks {
             *end += n;
             Some((*end - n)..*end)
         });
-        Ok(ends.map(|layers_of| Part { head: layers_of.end == layers, layers: layers_of }).collect())
+        let part = |layers_of: Range<usize>| {
+            let head = if layers_of.end == layers { Head::Whole } else { Head::Absent };
+            Part { layers: layers_of, head }
+        };
+        Ok(ends.map(part).collect())
     }
 }
 
@@ -130,7 +173,8 @@ mod tests {
             let cut = text.parse::<Chunks>().and_then(|chunks| chunks.parts(layers));
             let shown = match cut {
                 Ok(parts) => {
-                    let show = |part: &Part| format!("{:?}{}", part.layers, if part.head { "+" } else { "" });
+                    let show =
+                        |part: &Part| format!("{:?}{}", part.layers, if part.head.is_present() { "+" } else { "" });
                     parts.iter().map(show).collect::<Vec<_>>().join(" ")
                 }
                 Err(error) => {
@@ -144,16 +188,30 @@ mod tests {
 
     #[test]
     fn parts_of_no_model() {
+        let rows = |rows: &[usize]| Head::Rows(rows.to_vec());
         for (layers, head, good) in [
-            (0..4, true, true),
-            (0..2, false, true),
-            (4..4, true, true),
-            (2..2, false, false),
-            (0..2, true, false),
-            (0..5, true, false),
-            (Range { start: 3, end: 2 }, false, false),
+            (0..4, Head::Whole, true),
+            (0..2, Head::Absent, true),
+            (4..4, Head::Whole, true),
+            (2..2, Head::Absent, false),
+            (0..2, Head::Whole, false),
+            (0..5, Head::Whole, false),
+            (Range { start: 3, end: 2 }, Head::Absent, false),
+            (0..4, rows(&[100]), true),
+            (4..4, rows(&[64, 36]), true),
+            (0..4, rows(&[64, 64]), true),
+            (0..4, rows(&[64, 35]), false),
+            (0..4, rows(&[100, 16]), false),
+            (0..4, rows(&[64, 0, 36]), false),
+            (0..4, rows(&[]), false),
+            (0..2, rows(&[100]), false),
+            (0..4, rows(&[usize::MAX, 1]), false),
         ] {
-            assert_eq!(Part { layers: layers.clone(), head }.check(4).is_ok(), good, "{layers:?} {head}");
+            assert_eq!(
+                Part { layers: layers.clone(), head: head.clone() }.check(4, 100).is_ok(),
+                good,
+                "{layers:?} {head:?}"
+            );
         }
     }
 }

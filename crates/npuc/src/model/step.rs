@@ -133,10 +133,15 @@ pub enum Port {
     Hidden,
     /// Out: one score per token id, `[tokens, vocab]`.
     Logits,
+    /// Out: the scores of a run of ids, `[tokens, rows]`, where the head is cut; those of all parts in order are
+    /// the scores of all ids, and what follows them is padding.
+    LogitsPart(usize),
     /// Out (`Append`): the `tokens` rows that the step adds.
     New(StateKind, usize),
     /// Out (`Shift`, `OneHot`): the state after the step, `capacity` rows.
     Next(StateKind, usize),
+    /// In and out, between segments of a placed step: the value of that number in the whole graph.
+    Cross(usize),
 }
 
 impl fmt::Display for Port {
@@ -149,9 +154,11 @@ impl fmt::Display for Port {
             Port::WriteMask => f.write_str("write_mask"),
             Port::Hidden => f.write_str("hidden"),
             Port::Logits => f.write_str("logits"),
+            Port::LogitsPart(part) => write!(f, "logits.{part}"),
             Port::Past(kind, layer) => write!(f, "past_{}.{layer}", kind.letter()),
             Port::New(kind, layer) => write!(f, "new_{}.{layer}", kind.letter()),
             Port::Next(kind, layer) => write!(f, "next_{}.{layer}", kind.letter()),
+            Port::Cross(value) => write!(f, "cross.{value}"),
         }
     }
 }
@@ -165,7 +172,16 @@ impl FromStr for Port {
         if let Some(port) = fixed.into_iter().find(|p| p.to_string() == name) {
             return Ok(port);
         }
+        let cross = name.strip_prefix("cross.").and_then(whole_number).map(Port::Cross);
+        if let Some(port) = cross.filter(|port| port.to_string() == name) {
+            return Ok(port);
+        }
         let state = name.split_once('.').and_then(|(stem, layer)| Some((stem, whole_number(layer)?)));
+        if let Some(("logits", part)) = state
+            && Port::LogitsPart(part).to_string() == name
+        {
+            return Ok(Port::LogitsPart(part));
+        }
         for kind in [StateKind::Key, StateKind::Value] {
             for make in [Port::Past, Port::New, Port::Next] {
                 if let Some((_, layer)) = state
@@ -176,7 +192,10 @@ impl FromStr for Port {
             }
         }
         Err(Diagnostic::error(Code::BadBundle, format!("`{name}` is not a port of a step graph"))
-            .need("embeds, rope_cos, rope_sin, mask, write_mask, hidden, logits, or {past,new,next}_{k,v}.<layer>")
+            .need(
+                "embeds, rope_cos, rope_sin, mask, write_mask, hidden, logits, logits.<part>, {past,new,next}_{k,v}.<layer>, \
+                 or cross.<value>",
+            )
             .have(name)
             .into())
     }

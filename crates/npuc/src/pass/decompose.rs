@@ -1,6 +1,6 @@
 //! The transformer's own operations in plain ones, all of rank 4 at most, for targets that lack them.
 
-use super::{NewOps, Patch, Source};
+use super::{NewOps, Patch, Source, describe};
 use crate::ir::{Def, Graph, Op, ValueId};
 
 /// Rewrites every operation that has a plain form, or those of the name `only`.
@@ -24,9 +24,11 @@ fn patch(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Patch>
         Op::Softmax {} => softmax(&mut ops, &args, &shapes),
         Op::Silu {} => silu(&mut ops, &args),
         Op::Linear {}
+        | Op::PointwiseConv {}
         | Op::MatMul { .. }
         | Op::Sigmoid {}
         | Op::Exp {}
+        | Op::Abs {}
         | Op::Rsqrt {}
         | Op::Affine { .. }
         | Op::Add {}
@@ -41,9 +43,7 @@ fn patch(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Patch>
         | Op::Reshape { .. }
         | Op::Transpose { .. } => None,
     }?;
-    let name = &graph.value(id).name;
-    let place = if name.is_empty() { String::new() } else { format!(" of {name}") };
-    let reason = format!("`{}` {id}{place} has a plain form", op.name());
+    let reason = format!("{} has a plain form", describe(graph, id));
     Some(Patch { reason, target: id, ops, result })
 }
 

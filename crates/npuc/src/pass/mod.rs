@@ -1,18 +1,25 @@
 //! Rewriting graphs. A pass only reads a graph and returns patches, each with its reason; [`apply`] is the
 //! one place that makes a new graph of them, and [`run`] verifies every graph that a pass leaves.
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::infer::infer;
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, Op, Output, Type, Value, ValueId};
 
+mod conv;
 mod decompose;
+mod range;
+mod rank;
 mod simplify;
+
+pub(crate) use range::SWIGLU_DIVISOR;
 
 macro_rules! passes {
     ($(#[doc = $doc:literal] $name:ident $text:literal,)+) => {
         /// A rewrite that keeps the meaning of every output.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Pass { $(#[doc = $doc] $name,)+ }
 
         impl Pass {
@@ -47,6 +54,28 @@ passes! {
     DecomposeSilu "decompose-silu",
     /// Writes all of attention, rms_norm, rope, softmax and silu in plain operations.
     Decompose "decompose",
+    /// Writes rms_norm over rows that are divided by their largest magnitude first, so that no square leaves binary16.
+    RescaleRmsNorm "rescale-rms-norm",
+    /// Divides the SwiGLU product by 16 and multiplies its projection by it, which moves what leaves binary16.
+    GuardSwiglu "guard-swiglu",
+    /// Writes every projection as a convolution of single pixels.
+    LinearToConv "linear-to-conv",
+    /// Joins two axes around operations of rank 4 that do not tell them apart, so that their rank is 3.
+    JoinAxes "join-axes",
+}
+
+impl Serialize for Pass {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Pass {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Pass, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let known = Pass::ALL.iter().copied().find(|pass| pass.name() == name);
+        known.ok_or_else(|| serde::de::Error::custom(format!("there is no pass `{name}`")))
+    }
 }
 
 impl Pass {
@@ -61,6 +90,22 @@ impl Pass {
         })
     }
 
+    /// Whether the pass rewrites what decompositions leave, and so has to run after them.
+    pub const fn follows_decomposition(self) -> bool {
+        match self {
+            Pass::JoinAxes | Pass::LinearToConv => true,
+            Pass::Simplify
+            | Pass::RescaleRmsNorm
+            | Pass::GuardSwiglu
+            | Pass::DecomposeAttention
+            | Pass::DecomposeRmsNorm
+            | Pass::DecomposeRope
+            | Pass::DecomposeSoftmax
+            | Pass::DecomposeSilu
+            | Pass::Decompose => false,
+        }
+    }
+
     /// What the pass would change in a verified graph.
     fn patches(self, graph: &Graph) -> Vec<Patch> {
         match self {
@@ -71,6 +116,10 @@ impl Pass {
             Pass::DecomposeSoftmax => decompose::patches(graph, Some("softmax")),
             Pass::DecomposeSilu => decompose::patches(graph, Some("silu")),
             Pass::Decompose => decompose::patches(graph, None),
+            Pass::RescaleRmsNorm => range::rescale_rms_norm(graph),
+            Pass::GuardSwiglu => range::guard_swiglu(graph),
+            Pass::LinearToConv => conv::linear_to_conv(graph),
+            Pass::JoinAxes => rank::join_axes(graph),
         }
     }
 }
@@ -264,9 +313,22 @@ fn without_unused(graph: Graph) -> Graph {
     Graph { name: graph.name, values, outputs: outputs.collect() }
 }
 
+/// The operation and its place in the model, for reasons.
+fn describe(graph: &Graph, id: ValueId) -> String {
+    let value = graph.value(id);
+    let Def::Op { op, .. } = &value.def else { return value.name.clone() };
+    if value.name.is_empty() {
+        format!("`{}` {id}", op.name())
+    } else {
+        format!("`{}` {id} of {}", op.name(), value.name)
+    }
+}
+
 fn fault(message: String) -> crate::diag::Error {
     Diagnostic::error(Code::IrInvalid, message).into()
 }
 
+#[cfg(test)]
+mod host_tests;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Patch, Source};
+use super::{Patch, Source, describe};
 use crate::ir::text::call;
 use crate::ir::{Def, Graph, Op, ValueId};
 
@@ -43,6 +43,7 @@ fn identity(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Pat
         Op::Sum { .. } | Op::Mean { .. } | Op::Max { .. } | Op::Slice { .. } | Op::Reshape { .. } => true,
         Op::RmsNorm { .. }
         | Op::Linear {}
+        | Op::PointwiseConv {}
         | Op::Rope {}
         | Op::Attention { .. }
         | Op::MatMul { .. }
@@ -50,6 +51,7 @@ fn identity(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Pat
         | Op::Silu {}
         | Op::Sigmoid {}
         | Op::Exp {}
+        | Op::Abs {}
         | Op::Rsqrt {}
         | Op::Add {}
         | Op::Sub {}
@@ -76,15 +78,4 @@ fn rearrangement(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Optio
     let reason = format!("{} does in one what took two", describe(graph, id));
     let x = Source::Old(*inner_args.first()?);
     Some(Patch::compute(id, reason, |ops| ops.op(whole, &[x])))
-}
-
-/// The operation and its place in the model, for reasons.
-fn describe(graph: &Graph, id: ValueId) -> String {
-    let value = graph.value(id);
-    let Def::Op { op, .. } = &value.def else { return value.name.clone() };
-    if value.name.is_empty() {
-        format!("`{}` {id}", op.name())
-    } else {
-        format!("`{}` {id} of {}", op.name(), value.name)
-    }
 }

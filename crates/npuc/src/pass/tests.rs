@@ -7,12 +7,12 @@ use crate::ir::arbitrary::{Case, cases};
 use crate::ir::naive;
 use crate::ir::text::{parse, print};
 
-fn read(body: &str) -> Graph {
+pub(super) fn read(body: &str) -> Graph {
     parse(&format!("graph \"g\" {{\n{body}\n}}")).unwrap_or_else(|e| panic!("{body}: {e}"))
 }
 
 /// Runs `pass` on a graph of the lines `before`; the result is printed like the lines `after`.
-fn check(pass: Pass, before: &str, after: &str) {
+pub(super) fn check(pass: Pass, before: &str, after: &str) {
     let mut reasons = Vec::new();
     let result = run(read(before), &[pass], |_, _, told| reasons = told.to_vec()).unwrap();
     assert_eq!(print(&result), print(&read(after)), "{before}");

@@ -7,6 +7,7 @@ use super::misfit::fold;
 use super::{Misfit, Precision, Target, graph};
 use crate::diag::{Code, Diagnostic, Error, Result, Severity};
 use crate::ir::{Graph, verify};
+use crate::place::{Assignment, Side};
 
 /// A graph that a target takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +38,11 @@ pub struct Question {
 }
 
 impl Question {
+    /// Weights as they are stored, activations in the target's float format, no flags.
+    pub fn stored(target: &Target) -> Question {
+        Question { precision: Precision::stored(target.float), flags: BTreeSet::new() }
+    }
+
     /// A question about `precision` and flags that lift limits of the target.
     ///
     /// # Errors
@@ -55,23 +61,26 @@ impl Question {
     }
 }
 
-/// What keeps a verified graph from the target or is worth knowing about it, apart from memory and counts
-/// (see [`ledger`]). Equal ones are folded; errors come first.
-pub fn misfits(graph: &Graph, target: &Target, question: &Question) -> Vec<Misfit> {
-    fold(graph::misfits(graph, target, question))
+/// What keeps the operations of a verified graph that are placed on the NPU from the target, or is worth knowing about
+/// them, apart from memory and counts (see [`ledger`]). Equal ones are folded; errors come first.
+pub fn misfits(graph: &Graph, target: &Target, question: &Question, placement: &Assignment) -> Vec<Misfit> {
+    fold(graph::misfits(graph, target, question, placement))
 }
 
-/// Checks a graph against a target: whole, with weights as they are stored and activations in the target's
-/// float format.
+/// The operations of a graph that are placed on the CPU, as misfits of a model that the NPU has to compute alone.
+pub fn fallbacks(graph: &Graph, target: &Target, placement: &Assignment) -> Vec<Misfit> {
+    fold(graph::fallbacks(graph, target, placement))
+}
+
+/// Checks a graph against a target.
 ///
 /// # Errors
 /// What the verifier finds; otherwise all misfits at once.
-pub fn check(graph: Graph, target: &Target) -> Result<Checked> {
+pub fn check(graph: Graph, target: &Target, question: &Question) -> Result<Checked> {
     verify::verify(&graph)?;
-    let question = Question { precision: Precision::stored(target.float), flags: BTreeSet::new() };
     let memory = ledger::measure(std::slice::from_ref(&graph), &question.precision);
-    let mut found = graph::misfits(&graph, target, &question);
-    found.extend(ledger::misfits(&memory, std::slice::from_ref(&graph), target, &question));
+    let mut found = graph::misfits(&graph, target, question, &Assignment::by(&graph, |_| Side::Npu));
+    found.extend(ledger::misfits(&memory, std::slice::from_ref(&graph), target, question));
     let found = fold(found).into_iter().filter(|misfit| misfit.severity == Severity::Error);
     Error::check(found.map(|misfit| misfit.diagnostic()).collect())?;
     Ok(Checked { graph, target: target.clone() })

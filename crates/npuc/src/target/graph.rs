@@ -1,12 +1,15 @@
 //! Measuring a graph against the rules of a target, one function per kind of limit.
 
 use super::check::Question;
+use super::hazard::{Danger, danger};
 use super::number::WeightFormat;
-use super::rule::{Cost, Extent, Hazard, Limit, Per, Remedy, Rule};
+use super::rule::{Cost, Extent, Hazard, Limit, Mend, Per, Remedy, Rule};
 use super::{Chip, Grade, Misfit, Place, UnitKind, remedy};
 use crate::diag::{Code, Severity};
 use crate::ir::{Def, Graph, Op, ValueId};
 use crate::model::Port;
+use crate::pass::Pass;
+use crate::place::{Assignment, Side};
 
 /// A place where a rule is broken.
 struct Found {
@@ -21,6 +24,7 @@ struct Scene<'a> {
     graph: &'a Graph,
     chip: &'a Chip,
     question: &'a Question,
+    placement: &'a Assignment,
 }
 
 /// An operation of a graph.
@@ -30,9 +34,9 @@ struct At<'a> {
     args: &'a [ValueId],
 }
 
-/// Every misfit of the graph alone, unfolded.
-pub(super) fn misfits(graph: &Graph, chip: &Chip, question: &Question) -> Vec<Misfit> {
-    let scene = Scene { graph, chip, question };
+/// Every misfit of the operations that are placed on the NPU, unfolded.
+pub(super) fn misfits(graph: &Graph, chip: &Chip, question: &Question, placement: &Assignment) -> Vec<Misfit> {
+    let scene = Scene { graph, chip, question, placement };
     let mut all = scene.unsupported_ops();
     all.extend(scene.unsupported_formats());
     for rule in &chip.rules {
@@ -41,12 +45,38 @@ pub(super) fn misfits(graph: &Graph, chip: &Chip, question: &Question) -> Vec<Mi
     all
 }
 
+/// The operations that are placed on the CPU, unfolded.
+pub(super) fn fallbacks(graph: &Graph, chip: &Chip, placement: &Assignment) -> Vec<Misfit> {
+    let cpu = chip.units.iter().find(|unit| unit.kind == UnitKind::Cpu);
+    let misfit = |id: ValueId| match &graph.value(id).def {
+        Def::Op { op, .. } if placement.side(id) == Some(Side::Cpu) => Some(Misfit {
+            severity: Severity::Error,
+            code: Code::UnsupportedOp,
+            rule: "deny-fallback".into(),
+            message: format!("`{}` is placed on the CPU", op.name()),
+            unit: cpu.map_or_else(|| "CPU".into(), |unit| unit.name.0.clone()),
+            limit: "every operation on the NPU (--deny-fallback)".into(),
+            actual: format!("`{}`", op.name()),
+            why: None,
+            source: "--deny-fallback".into(),
+            grade: Grade::Tried,
+            remedies: vec![
+                Remedy::new(Cost::Option, "let it go to the NPU, if that takes it")
+                    .option(format!("--place op={}=npu", op.name())),
+            ],
+            places: vec![Place::value(graph, id)],
+        }),
+        Def::Op { .. } | Def::Input | Def::Weight => None,
+    };
+    graph.ids().filter_map(misfit).collect()
+}
+
 impl<'a> Scene<'a> {
     fn ops(&self) -> impl Iterator<Item = At<'a>> + use<'a> {
-        let graph = self.graph;
+        let (graph, placement) = (self.graph, self.placement);
         graph.ids().filter_map(move |id| match &graph.value(id).def {
-            Def::Op { op, args } => Some(At { id, op, args }),
-            Def::Input | Def::Weight => None,
+            Def::Op { op, args } if placement.side(id) != Some(Side::Cpu) => Some(At { id, op, args }),
+            Def::Op { .. } | Def::Input | Def::Weight => None,
         })
     }
 
@@ -149,9 +179,9 @@ impl<'a> Scene<'a> {
                 if concerns && multiple && self.question.flags.contains(&unless.flag.0) {
                     return None;
                 }
-                remedies.extend(concerns.then(|| remedy::flag(unless, outputs)));
+                remedies.extend(concerns.then(|| remedy::flag(unless, outputs, self.is_logits(at.id))));
             }
-            remedies.push(remedy::outputs(outputs, max));
+            remedies.push(remedy::outputs(outputs, max, self.head_unit(at, outputs)));
         } else if self.is_cache_wide(at, max) {
             remedies.push(Remedy::new(Cost::Option, "a shorter context").option("--shapes"));
         }
@@ -187,7 +217,10 @@ impl<'a> Scene<'a> {
             at: at.id,
             message: format!("`{}` has rank {rank}, more than the unit takes", at.op.name()),
             actual: format!("rank {rank}: {:?}", self.shape(at.id)),
-            remedies: vec![Remedy::new(Cost::Rewrite, "join neighbouring axes with a reshape around the operation")],
+            remedies: vec![
+                Remedy::new(Cost::Rewrite, "join neighbouring axes with a reshape around the operation")
+                    .mend(Mend::Pass(Pass::JoinAxes)),
+            ],
         })
     }
 
@@ -195,14 +228,15 @@ impl<'a> Scene<'a> {
         matrix(at)?;
         let rows: usize = self.shape(at.id).split_last()?.1.iter().product();
         let largest = allowed.iter().copied().filter(|&of| rows.is_multiple_of(of)).max();
+        let steps = |of| Remedy::new(Cost::Option, format!("steps of {of} tokens")).option("--shapes");
+        let conv = Remedy::new(Cost::Rewrite, "compute it as a convolution of 1 x 1, which has no such limit")
+            .mend(Mend::Pass(Pass::LinearToConv));
+        let takes_conv = self.chip.taker("pointwise_conv", self.question.precision.activation).is_some();
         (!allowed.contains(&rows)).then(|| Found {
             at: at.id,
             message: format!("`{}` computes {rows} rows at once", at.op.name()),
             actual: format!("{rows} rows"),
-            remedies: largest
-                .map(|of| Remedy::new(Cost::Option, format!("steps of {of} tokens")).option("--shapes"))
-                .into_iter()
-                .collect(),
+            remedies: largest.map(steps).into_iter().chain(takes_conv.then_some(conv)).collect(),
         })
     }
 
@@ -233,7 +267,7 @@ impl<'a> Scene<'a> {
             Extent::Inputs => ("inputs", *self.shape(*at.args.first()?).last()?),
         };
         let padded = len.div_ceil(of) * of;
-        let mut remedies = vec![Remedy::new(
+        let mut pad = Remedy::new(
             Cost::Rewrite,
             match extent {
                 Extent::Vocabulary => format!(
@@ -243,7 +277,13 @@ impl<'a> Scene<'a> {
                 Extent::Outputs => format!("pad the {len} outputs to {padded} and cut the result"),
                 Extent::Inputs => format!("pad the {len} inputs with zeros to {padded}"),
             },
-        )];
+        );
+        if extent != Extent::Inputs
+            && let Some(unit) = self.head_unit(at, len)
+        {
+            pad = pad.mend(Mend::SplitHead(remedy::split(len, self.largest_extent(), unit)));
+        }
+        let mut remedies = vec![pad];
         if extent != Extent::Inputs && len > of {
             let (whole, rest) = (len / of * of, len % of);
             remedies.push(Remedy::new(
@@ -260,8 +300,31 @@ impl<'a> Scene<'a> {
     }
 
     fn is_logits(&self, id: ValueId) -> bool {
-        let logits = Port::Logits.to_string();
-        self.graph.outputs.iter().any(|output| output.value == id && output.name == logits)
+        let logits = |name: &str| matches!(name.parse(), Ok(Port::Logits | Port::LogitsPart(_)));
+        self.graph.outputs.iter().any(|output| output.value == id && logits(&output.name))
+    }
+
+    /// The largest extent that all rules on extents allow.
+    fn largest_extent(&self) -> usize {
+        let max = |rule: &Rule| {
+            let Limit::Dimension { max } = &rule.limit else { return None };
+            rule.when.holds(&self.question.precision, None).then_some(max.get())
+        };
+        self.chip.rules.iter().filter_map(max).min().unwrap_or(usize::MAX)
+    }
+
+    /// What the parts of a head must be multiples of, where the operation is a head that is still whole: what the
+    /// target's rules ask for, or 16 if that divides the outputs already.
+    fn head_unit(&self, at: &At<'_>, outputs: usize) -> Option<usize> {
+        let whole = |name: &str| matches!(name.parse(), Ok(Port::Logits));
+        self.graph.outputs.iter().find(|output| output.value == at.id && whole(&output.name))?;
+        let unit = |rule: &Rule| {
+            let Limit::Multiple { extent, of } = rule.limit else { return None };
+            let concerns = extent != Extent::Inputs && rule.when.holds(&self.question.precision, self.format(at));
+            concerns.then_some(of.get())
+        };
+        let units = self.chip.rules.iter().filter_map(unit);
+        Some(units.max().unwrap_or(if outputs.is_multiple_of(16) { 16 } else { 1 }))
     }
 
     fn group(&self, at: &At<'_>) -> Option<Found> {
@@ -291,6 +354,7 @@ impl<'a> Scene<'a> {
                 remedies: vec![remedy::outputs(
                     ty.shape.first().copied().unwrap_or(1),
                     rows_within(max, bytes, ty.shape.first().copied().unwrap_or(1)),
+                    None,
                 )],
             })
         });
@@ -299,7 +363,7 @@ impl<'a> Scene<'a> {
 
     fn on_chip(&self, at: &At<'_>, max: u64) -> Option<Found> {
         let row = match at.op {
-            Op::Linear {} | Op::MatMul { .. } | Op::Softmax {} | Op::RmsNorm { .. } => {
+            Op::Linear {} | Op::PointwiseConv {} | Op::MatMul { .. } | Op::Softmax {} | Op::RmsNorm { .. } => {
                 self.shape(*at.args.first()?).last()
             }
             Op::Sum { axis } | Op::Mean { axis } | Op::Max { axis } => self.shape(*at.args.first()?).get(*axis),
@@ -308,6 +372,7 @@ impl<'a> Scene<'a> {
             | Op::Silu {}
             | Op::Sigmoid {}
             | Op::Exp {}
+            | Op::Abs {}
             | Op::Rsqrt {}
             | Op::Affine { .. }
             | Op::Add {}
@@ -351,73 +416,8 @@ impl<'a> Scene<'a> {
     }
 
     fn hazard(&self, at: &At<'_>, hazard: Hazard) -> Option<Found> {
-        let input_named = |id: ValueId, port: Port| {
-            let value = self.graph.value(id);
-            value.def == Def::Input && value.name == port.to_string()
-        };
-        let (is, message, actual) = match hazard {
-            Hazard::Mask => {
-                let masked = at.args.iter().any(|&arg| input_named(arg, Port::Mask));
-                (masked, "the mask's hidden constant leaves fp16", "-1e9, the constant of npuc's float masks")
-            }
-            Hazard::RmsSquare => {
-                let square = matches!(at.op, Op::Mul {}) && at.args.first() == at.args.get(1);
-                let norm = matches!(at.op, Op::RmsNorm { .. });
-                (
-                    square || norm,
-                    "the square of the RMS normalisation can leave fp16",
-                    "x * x overflows from |x| = 256 on",
-                )
-            }
-            Hazard::Scores => return self.scores(at),
-            Hazard::Swiglu => {
-                (self.is_gated(at), "the SwiGLU product can leave fp16", "silu(gate) * up, both unbounded")
-            }
-            // Weights are read where they are at hand, see `fit`.
-            Hazard::Weights => return None,
-        };
-        is.then(|| Found { at: at.id, message: message.into(), actual: actual.into(), remedies: Vec::new() })
-    }
-
-    /// Queries times keys, which are safe up to 65504 over the factor that the queries got before.
-    fn scores(&self, at: &At<'_>) -> Option<Found> {
-        let product = matches!(at.op, Op::MatMul { transpose_b: true } | Op::Attention { .. });
-        let factor = at.args.first().and_then(|&queries| self.factor(queries));
-        let (actual, remedies) = match factor {
-            Some(factor) => {
-                let most = 65504.0 / factor.abs();
-                (format!("the queries are scaled by {factor} first: unscaled scores up to {most} are safe"), Vec::new())
-            }
-            None => {
-                let text = "scale the queries before the product instead of the scores after it";
-                ("unscaled sums of products over the head's width".into(), vec![Remedy::new(Cost::Rewrite, text)])
-            }
-        };
-        let message = "queries times keys can leave fp16".into();
-        product.then_some(Found { at: at.id, message, actual, remedies })
-    }
-
-    /// The factor that a value was last multiplied by, through reshapes.
-    fn factor(&self, id: ValueId) -> Option<f32> {
-        let Def::Op { op, args } = &self.graph.value(id).def else { return None };
-        if let Op::Affine { scale, offset: 0.0 } = op {
-            return (*scale != 0.0).then_some(*scale);
-        }
-        let moves = matches!(op, Op::Reshape { .. } | Op::Transpose { .. });
-        args.first().filter(|_| moves).and_then(|&arg| self.factor(arg))
-    }
-
-    /// Whether the operation multiplies something by the silu of something else, whole or decomposed.
-    fn is_gated(&self, at: &At<'_>) -> bool {
-        let silu = |id: ValueId| match &self.graph.value(id).def {
-            Def::Op { op: Op::Silu {}, .. } => true,
-            Def::Op { op: Op::Mul {}, args } => args.iter().any(|&gate| match &self.graph.value(gate).def {
-                Def::Op { op: Op::Sigmoid {}, args: inner } => inner.iter().any(|x| args.contains(x)),
-                Def::Op { .. } | Def::Input | Def::Weight => false,
-            }),
-            Def::Op { .. } | Def::Input | Def::Weight => false,
-        };
-        matches!(at.op, Op::Mul {}) && at.args.iter().any(|&arg| silu(arg))
+        let Danger { message, actual, remedies } = danger(self.graph, at.id, hazard, self.chip.hidden_mask)?;
+        Some(Found { at: at.id, message: message.into(), actual, remedies })
     }
 
     fn generation(&self, rule: &'a Rule, min: u32) -> Option<Found> {
@@ -470,6 +470,12 @@ impl<'a> Scene<'a> {
             }
             None => (format!("`{name}`"), vec![Remedy::new(Cost::Other, "choose a chip that takes the operation")]),
         };
+        let mut remedies = remedies;
+        if chip.has_cpu_beside_npu() {
+            let rule = format!("op={name}=cpu");
+            let text = "compute it on the CPU, between files of the NPU";
+            remedies.push(Remedy::new(Cost::Cpu, text).option(format!("--place {rule}")).mend(Mend::Place(rule)));
+        }
         let by = known_as.map_or_else(String::new, |text| format!(" ({text})"));
         let unit = statement.unit.clone();
         let why = (!chip.fallback).then(|| "one refused operation fails the whole file".to_owned());
@@ -559,7 +565,7 @@ impl<'a> Scene<'a> {
 
 /// The matrix of a projection.
 fn matrix<'a>(at: &At<'a>) -> Option<&'a ValueId> {
-    matches!(at.op, Op::Linear {}).then(|| at.args.get(1)).flatten()
+    at.op.is_projection().then(|| at.args.get(1)).flatten()
 }
 
 /// How many of `rows` rows stay within `max` bytes, when all take `bytes`.

@@ -11,7 +11,7 @@ use super::number::Precision;
 use super::rule::{Cost, Limit, Per, Remedy, Rule};
 use super::{Chip, Misfit};
 use crate::exec;
-use crate::ir::{Def, Graph, Op, Value};
+use crate::ir::{Def, Graph, Value};
 use crate::model::Port;
 
 /// What one graph of a chunk needs.
@@ -109,7 +109,7 @@ fn weights_bytes(graph: &Graph, precision: &Precision) -> u64 {
 /// The names of the weights that are matrices of projections.
 pub(crate) fn matrices(graph: &Graph) -> Vec<&str> {
     let matrix = |value: &Value| match &value.def {
-        Def::Op { op: Op::Linear {}, args } => args.get(1).copied(),
+        Def::Op { op, args } if op.is_projection() => args.get(1).copied(),
         Def::Op { .. } | Def::Input | Def::Weight => None,
     };
     let names = graph.values.iter().filter_map(matrix).map(|weight| graph.value(weight));

@@ -13,10 +13,12 @@ use crate::back::BackEnd;
 use crate::diag::{Code, Diagnostic, Result, Severity};
 use crate::model::CacheProtocol;
 use crate::pass::Pass;
+use crate::place;
 
 pub mod check;
 mod file;
 mod graph;
+mod hazard;
 pub mod ledger;
 mod misfit;
 pub mod number;
@@ -26,11 +28,11 @@ pub mod rule;
 #[cfg(test)]
 mod tests;
 
-pub use check::{Checked, Question, check, misfits};
+pub use check::{Checked, Question, check, fallbacks, misfits};
 pub(crate) use misfit::fold;
 pub use misfit::{Misfit, Place};
 pub use number::{Granularity, Number, Precision, WeightFormat};
-pub use rule::{Grade, Rule};
+pub use rule::{Grade, Mend, Rule};
 
 use rule::{Condition, OpName, Text};
 
@@ -65,6 +67,9 @@ pub struct Chip {
     pub back_end: Option<BackEnd>,
     /// How caches travel between its steps.
     pub protocol: CacheProtocol,
+    /// What a mask holds where a position is hidden.
+    #[serde(default = "hidden_mask")]
+    pub hidden_mask: i32,
     /// How caches and weights are best laid out.
     #[serde(default)]
     pub layouts: Vec<Statement>,
@@ -87,9 +92,29 @@ pub struct Chip {
     /// The flags that the vendor's compiler needs.
     #[serde(default, rename = "flag")]
     pub flags: Vec<ToolFlag>,
+    /// Which operations go to the CPU unless the user says otherwise, as rules of [`crate::place`].
+    #[serde(default, rename = "place")]
+    pub places: Vec<PlaceDefault>,
     /// What is known and cannot be checked on a graph.
     #[serde(default, rename = "note")]
     pub notes: Vec<Statement>,
+}
+
+/// A rule of placement that a target brings along.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlaceDefault {
+    /// The rule.
+    pub rule: place::Rule,
+    /// Where the statement comes from.
+    pub source: Text,
+    /// How well it is founded.
+    pub grade: Grade,
+}
+
+/// The constant of float masks where a target says nothing.
+const fn hidden_mask() -> i32 {
+    -1_000_000_000
 }
 
 /// The generation of an NPU.
@@ -236,13 +261,25 @@ impl Chip {
         units.into_iter().find_map(|unit| by_unit(&unit).map(|name| (unit, name.0.as_str())))
     }
 
+    /// The rules of placement that hold unless the user says otherwise.
+    pub fn placement(&self) -> Vec<place::Rule> {
+        self.places.iter().map(|place| place.rule.clone()).collect()
+    }
+
+    /// Whether an NPU and a CPU share the work, so that operations can be placed.
+    pub fn has_cpu_beside_npu(&self) -> bool {
+        let has = |kind: UnitKind| self.units.iter().any(|unit| unit.kind == kind);
+        has(UnitKind::Npu) && has(UnitKind::Cpu)
+    }
+
     /// The unit that computes, for messages.
     pub fn main_unit(&self) -> &Unit {
         &self.units[0]
     }
 
-    /// The passes that put a graph into the operations the chip takes.
-    pub fn passes(&self) -> Vec<Pass> {
+    /// The passes that put a graph into the operations the chip takes, with those of `mends` before or after them:
+    /// what a mend rewrites is either an operation that the chip may lack or one that is left.
+    pub fn passes(&self, mends: &[Mend]) -> Vec<Pass> {
         let lacks = |op: &str| self.ops.iter().all(|ops| ops.takes.keys().all(|name| name.0 != op));
         let plain = [
             ("attention", Pass::DecomposeAttention),
@@ -252,7 +289,12 @@ impl Chip {
             ("silu", Pass::DecomposeSilu),
         ];
         let decompose = plain.into_iter().filter(|(op, _)| lacks(op)).map(|(_, pass)| pass);
-        decompose.chain([Pass::Simplify]).collect()
+        let mends = mends.iter().filter_map(|mend| match mend {
+            Mend::Pass(pass) => Some(*pass),
+            Mend::SplitHead(_) | Mend::Flag(_) | Mend::Place(_) => None,
+        });
+        let (after, before): (Vec<Pass>, Vec<Pass>) = mends.partition(|pass| pass.follows_decomposition());
+        before.into_iter().chain(decompose).chain(after).chain([Pass::Simplify]).collect()
     }
 
     /// The operations that npuc promises to build for the chip: those it takes, if there is a back end.

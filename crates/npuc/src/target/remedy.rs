@@ -2,42 +2,50 @@
 
 use super::misfit::sizes;
 use super::number::{Granularity, Precision, WeightFormat};
-use super::rule::{Cost, Exception, Remedy};
+use super::rule::{Cost, Exception, Mend, Remedy};
 use super::{Chip, FormatSupport};
 
-/// The fewest parts of `len`, none larger than `max`, as equal as they can be; whole multiples of 16 where
-/// `len` is one.
-pub(super) fn split(len: usize, max: usize) -> Vec<usize> {
+/// The fewest parts that hold `len`, none larger than `max`, as equal as they can be, each a multiple of `unit` as long
+/// as that is no more than `max`; what they hold beyond `len` is padding.
+pub(super) fn split(len: usize, max: usize, unit: usize) -> Vec<usize> {
     let max = max.max(1);
-    let parts = len.div_ceil(max).max(1);
-    if len.is_multiple_of(parts) {
-        return vec![len / parts; parts];
-    }
-    let unit = if len.is_multiple_of(16) && (len / 16).div_ceil(parts) * 16 <= max { 16 } else { 1 };
-    let (each, left) = (len / unit / parts, len / unit % parts);
+    let unit = if unit == 0 || unit > max { 1 } else { unit };
+    let (units, most) = (len.div_ceil(unit), max / unit);
+    let parts = units.div_ceil(most).max(1);
+    let (each, left) = (units / parts, units % parts);
     (0..parts).map(|part| unit * (each + usize::from(part < left))).collect()
 }
 
-/// How a projection with too many outputs comes under `max`.
-pub(super) fn outputs(len: usize, max: usize) -> Remedy {
-    let parts = split(len, max);
-    Remedy::new(Cost::Rewrite, format!("split the {len} outputs into {} and join the results", sizes(&parts)))
+/// How a projection with too many outputs comes under `max`. `head_unit` is given for a head, which npuc can split,
+/// and is what its parts have to be multiples of.
+pub(super) fn outputs(len: usize, max: usize, head_unit: Option<usize>) -> Remedy {
+    let parts = split(len, max, head_unit.unwrap_or(if len.is_multiple_of(16) { 16 } else { 1 }));
+    let padding = match parts.iter().sum::<usize>() - len {
+        0 => String::new(),
+        more => format!(", the last {more} of them padding,"),
+    };
+    let text = format!("split the {len} outputs into {}{padding} and join the results", sizes(&parts));
+    let remedy = Remedy::new(Cost::Rewrite, text);
+    if head_unit.is_some() { remedy.mend(Mend::SplitHead(parts)) } else { remedy }
 }
 
-/// How a flag that lifts the limit for `outputs` is had: at once, or after padding.
-pub(super) fn flag(exception: &Exception, outputs: usize) -> Remedy {
+/// How a flag that lifts the limit for `outputs` is had: at once, or after padding, which npuc does for a head.
+pub(super) fn flag(exception: &Exception, outputs: usize, is_head: bool) -> Remedy {
     let flag = format!("--{}", exception.flag);
     let says = format!("({}: {})", exception.grade.name(), exception.source);
+    let lifts = Mend::Flag(exception.flag.0.clone());
     match exception.output_multiple_of.map(std::num::NonZero::get) {
-        None => Remedy::new(Cost::Flag, format!("lifts the limit {says}")).option(flag),
+        None => Remedy::new(Cost::Flag, format!("lifts the limit {says}")).option(flag).mend(lifts),
         Some(of) if outputs.is_multiple_of(of) => {
-            Remedy::new(Cost::Flag, format!("lifts the limit, for {outputs} is divisible by {of} {says}")).option(flag)
+            let text = format!("lifts the limit, for {outputs} is divisible by {of} {says}");
+            Remedy::new(Cost::Flag, text).option(flag).mend(lifts)
         }
         Some(of) => {
             let padded = outputs.div_ceil(of) * of;
             let text =
                 format!("lifts the limit once the {outputs} outputs are padded to {padded}, a multiple of {of} {says}");
-            Remedy::new(Cost::Rewrite, text).option(flag)
+            let remedy = Remedy::new(Cost::Rewrite, text).option(flag);
+            if is_head { remedy.mend(Mend::SplitHead(vec![padded])) } else { remedy }
         }
     }
 }

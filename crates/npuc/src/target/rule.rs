@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::number::{Number, Precision, WeightFormat};
 use crate::diag::{Code, Severity};
 use crate::ir::Op;
+use crate::pass::Pass;
 
 /// The name of an operation of the IR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -140,6 +141,8 @@ pub enum Per {
 pub enum Hazard {
     /// The constant that hides positions.
     Mask,
+    /// A softmax whose row the mask hides as a whole.
+    HiddenRow,
     /// The square in the RMS normalisation.
     RmsSquare,
     /// Queries times keys before they are scaled.
@@ -290,6 +293,38 @@ pub enum Cost {
     Other,
 }
 
+/// A change that npuc makes by itself to mend a misfit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mend {
+    /// A rewrite of the graphs.
+    Pass(Pass),
+    /// The head in parts of so many rows, see [`crate::model::Head::Rows`].
+    SplitHead(Vec<usize>),
+    /// A flag, without its dashes, that the vendor's compiler gets.
+    Flag(String),
+    /// A rule of placement, see [`crate::place`].
+    Place(String),
+}
+
+impl std::fmt::Display for Mend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Mend::Pass(pass) => write!(f, "{}: {}", pass.name(), pass.meaning().trim_end_matches('.')),
+            Mend::SplitHead(rows) => {
+                let rows: Vec<String> = rows.iter().map(usize::to_string).collect();
+                write!(f, "split-head: the head in {} of {} outputs", parts(rows.len()), rows.join(" + "))
+            }
+            Mend::Flag(flag) => write!(f, "--{flag}: the vendor's compiler lifts the limit"),
+            Mend::Place(rule) => write!(f, "--place {rule}: the CPU computes it"),
+        }
+    }
+}
+
+fn parts(count: usize) -> String {
+    if count == 1 { "1 part".to_owned() } else { format!("{count} parts") }
+}
+
 /// Something that mends a misfit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -301,17 +336,26 @@ pub struct Remedy {
     /// The flag or option, where it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub option: Option<String>,
+    /// What `--fix` does, where npuc does it by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mend: Option<Mend>,
 }
 
 impl Remedy {
     /// A remedy without an option.
     pub fn new(cost: Cost, text: impl Into<String>) -> Remedy {
-        Remedy { cost, text: text.into(), option: None }
+        Remedy { cost, text: text.into(), option: None, mend: None }
     }
 
     /// The same, with the flag or option that does it.
     pub fn option(mut self, option: impl Into<String>) -> Remedy {
         self.option = Some(option.into());
+        self
+    }
+
+    /// The same, done by `--fix`.
+    pub fn mend(mut self, mend: Mend) -> Remedy {
+        self.mend = Some(mend);
         self
     }
 }

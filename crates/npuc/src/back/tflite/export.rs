@@ -1,23 +1,25 @@
-//! A model as a folder that MediaTek's GenAI runtime is fed from: a TFLite file per chunk and shape, the embedding
+//! A model as the files that MediaTek's GenAI runtime is fed from: a TFLite file per chunk and shape, the embedding
 //! table, and the runtime's YAML.
 //!
 //! The runtime loads `.dla` files, which `ncc-tflite` makes of the TFLite files; the YAML names them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
-use std::path::Path;
 
-use super::{PASSES, Storage, TfliteFile, contract, emit, write_f32};
+use super::{PASSES, Storage, contract, emit, ncc};
+use crate::back::{BackEnd, Emitted};
 use crate::build::weight_types;
-use crate::bundle::FileRecord;
-use crate::bundle::staging::Staging;
+use crate::bundle::write::{ExtraContent, ExtraFile};
 use crate::diag::{Code, Diagnostic, Result};
+use crate::fit::Request;
 use crate::front::config::RopeScaling;
 use crate::front::{Checkpoint, ModelConfig, SpecialTokens};
-use crate::ir::{Graph, Type};
-use crate::model::{self, CacheProtocol, Part, StepShape, llama};
-use crate::pass;
-use crate::target::{self, Target};
+use crate::ir::{Def, Graph, Type, Value};
+use crate::model::{self, Part, StepShape, llama};
+use crate::pass::{self, Pass};
+use crate::place::{self, Side};
+use crate::target::{self, Mend, Target};
+use crate::tensor::{DType, Tensor};
 
 /// The name of the embedding table's file: f32, row-major `[vocab, hidden]`, no header.
 pub const EMBEDDING_FILE: &str = "embedding_fp32.bin";
@@ -37,8 +39,8 @@ pub struct Chunk {
 
 impl Chunk {
     /// The file's name without its ending, e.g. `Llama-3.2-1B_FP_4layer_128t1024c_0`.
-    pub fn stem(&self, model: &str) -> String {
-        format!("{model}_FP_{}layer_{}_{}", self.part.layers.len(), self.shape, self.number)
+    pub fn stem(&self, model: &str, precision: &str) -> String {
+        format!("{model}_{precision}_{}layer_{}_{}", self.part.layers.len(), self.shape, self.number)
     }
 }
 
@@ -48,18 +50,30 @@ impl Chunk {
 pub fn chunks(
     config: &ModelConfig,
     weights: &BTreeMap<String, Type>,
-    shapes: &[StepShape],
+    request: &Request,
     parts: &[Part],
 ) -> Result<Vec<Chunk>> {
-    let mut chunks = Vec::with_capacity(shapes.len() * parts.len());
-    for &shape in shapes {
+    let passes = passes(&request.target, &request.mends);
+    let mut chunks = Vec::with_capacity(request.shapes.len() * parts.len());
+    for &shape in &request.shapes {
         for (number, part) in parts.iter().enumerate() {
-            let graph = model::build_part(config, weights, shape, CacheProtocol::Shift, part)?;
-            let graph = pass::run(contract(&graph)?, PASSES, |_, _, _| {})?;
-            chunks.push(Chunk { shape, part: part.clone(), number, graph });
+            let part = request.mended(part);
+            let graph = model::build_part(config, weights, shape, request.target.protocol, &part)?;
+            let mut graph = pass::run(contract(&graph)?, &passes, |_, _, _| {})?;
+            graph.name = format!("{shape}.{number}");
+            chunks.push(Chunk { shape, part, number, graph });
         }
     }
     Ok(chunks)
+}
+
+/// The target's own passes, and those that leave only what TFLite has.
+fn passes(target: &Target, mends: &[Mend]) -> Vec<Pass> {
+    let own = target.passes(mends);
+    let ends = |pass: &Pass| *pass == Pass::Simplify || pass.follows_decomposition();
+    let (last, first): (Vec<Pass>, Vec<Pass>) = own.into_iter().partition(ends);
+    let missing = PASSES.iter().copied().filter(|pass| !ends(pass) && !first.contains(pass));
+    first.iter().copied().chain(missing).chain(last).collect()
 }
 
 /// What to export.
@@ -67,10 +81,9 @@ pub fn chunks(
 pub struct Export<'a> {
     /// The model's name in file names.
     pub model: &'a str,
-    /// The chip.
-    pub target: Target,
-    /// One or two shapes of the same capacity: the prompt's and the one of a single token.
-    pub shapes: &'a [StepShape],
+    /// The chip, precision, shapes and mends. MediaTek's chips take one or two shapes of the same capacity: the prompt's
+    /// and the one of a single token.
+    pub request: &'a Request,
     /// The parts of the model.
     pub parts: &'a [Part],
     /// How matrices are stored.
@@ -78,53 +91,146 @@ pub struct Export<'a> {
 }
 
 /// What was exported.
-#[derive(Clone, Debug)]
-pub struct Exported {
-    /// Every file with its size and hash.
-    pub files: Vec<FileRecord>,
+#[derive(Debug)]
+pub struct Exported<'a> {
+    /// The graphs, shapes in the order that was asked for.
+    pub graphs: Vec<Emitted>,
+    /// The weights that only the host reads.
+    pub weights: Vec<(&'a str, &'a Tensor)>,
+    /// The embedding table, what the runtime is told, and the compiler's command lines as a script.
+    pub files: Vec<ExtraFile>,
+    /// The same command lines; absent for a target whose file names no `--arch`.
+    pub compiler: Option<ncc::Plan>,
     /// What the user has to know.
     pub warnings: Vec<Diagnostic>,
 }
 
-/// Writes the folder `dir`, whole or not at all. Weights are read and written one after the other.
+/// Emits a model. Weights are read when the files are written.
 ///
-/// Errors: shapes that the runtime cannot have; a name that no file can have; what [`chunks`], [`target::check()`] and [`emit`] refuse, before
-/// anything is written; a folder that is there and is not empty; a failed write.
-pub fn export(dir: &Path, checkpoint: &Checkpoint, export: Export<'_>) -> Result<Exported> {
-    let (prompt, generation) = runtime_shapes(export.shapes)?;
-    if export.model.is_empty() || export.model.contains(['/', '\\']) {
+/// Errors: shapes that the runtime cannot have; a name that no file can have; what [`chunks`], [`target::check()`] and
+/// [`emit`] refuse.
+pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exported<'a>> {
+    let Export { model, request, parts, storage } = *export;
+    if model.is_empty() || model.contains(['/', '\\']) {
         let fault = Diagnostic::error(Code::BadArgument, "the model's name cannot be part of a file name");
-        return Err(fault.need("a name without `/` and `\\`").have(export.model).into());
+        return Err(fault.need("a name without `/` and `\\`").have(model).into());
     }
     let types = weight_types(&checkpoint.tensors);
-    let mut files: Vec<(String, TfliteFile)> = Vec::new();
-    let (mut prompt_stems, mut generation_stems) = (Vec::new(), Vec::new());
-    for chunk in chunks(&checkpoint.config, &types, export.shapes, export.parts)? {
-        let stem = chunk.stem(export.model);
-        if chunk.shape == prompt {
-            prompt_stems.push(stem.clone());
-        }
-        if chunk.shape == generation {
-            generation_stems.push(stem.clone());
-        }
-        let checked = target::check(chunk.graph, &export.target)?;
-        files.push((format!("{stem}.tflite"), emit(&checked, &checkpoint.tensors, export.storage)?));
+    let mut pieces: Vec<Piece> = Vec::new();
+    for chunk in chunks(&checkpoint.config, &types, request, parts)? {
+        pieces.extend(cut(chunk, model, request)?);
+    }
+    let mut graphs: Vec<Emitted> = Vec::new();
+    let mut stems: BTreeMap<StepShape, Vec<String>> = BTreeMap::new();
+    let mut to_compile: Vec<ncc::File> = Vec::new();
+    let on_cpu = pieces.iter().any(|piece| piece.stem.is_none());
+    let mut host_weights: BTreeSet<String> = BTreeSet::new();
+    let npu = pieces.iter().filter(|piece| piece.stem.is_some()).flat_map(|piece| weight_names(&piece.graph));
+    let npu: BTreeSet<String> = npu.map(str::to_owned).collect();
+    for Piece { shape, graph, stem } in pieces {
+        let Some(stem) = stem else {
+            let graph = for_the_host(graph, &npu, storage);
+            let own = weight_names(&graph).filter(|name| *name != llama::EMBEDDING && !npu.contains(*name));
+            host_weights.extend(own.map(str::to_owned));
+            graphs.push(Emitted { shape, graph, file: None });
+            continue;
+        };
+        let checked = target::check(graph, &request.target, &request.question)?;
+        let file = emit(&checked, &checkpoint.tensors, storage)?;
+        let graph = stored_as(checked.graph(), storage);
+        graphs.push(Emitted { shape, graph, file: Some((format!("{stem}.tflite"), file)) });
+        to_compile.push(ncc::File::of(&stem, shape));
+        stems.entry(shape).or_default().push(stem);
     }
     let embedding = checkpoint.tensors.get(llama::EMBEDDING).ok_or_else(|| {
         Diagnostic::error(Code::MissingTensor, "the model has no embedding table").subject(llama::EMBEDDING)
     })?;
-    let embedding_bytes = embedding.shape.elements().unwrap_or(0) as u64 * 4;
-    let bytes = files.iter().map(|(_, file)| file.len_bytes()).sum::<u64>() + embedding_bytes;
-    let staging = Staging::create(dir, bytes)?;
-    let mut records = Vec::with_capacity(files.len() + 2);
-    for (name, file) in &files {
-        records.push(staging.stream(name, |out| file.write_to(out))?);
+    let table = ExtraContent::Table(llama::EMBEDDING.into(), embedding.clone());
+    let mut files = vec![ExtraFile { path: EMBEDDING_FILE.into(), content: table }];
+    let mut warnings = Vec::new();
+    if request.target.back_end == Some(BackEnd::Tflite) {
+        runtime_shapes(&request.shapes)?;
     }
-    records.push(staging.stream(EMBEDDING_FILE, |out| write_f32(embedding, out))?);
-    let yaml = runtime_yaml(checkpoint, prompt, generation, [&prompt_stems, &generation_stems]);
-    records.push(staging.write(&format!("{}.yaml", export.model), yaml.as_bytes())?);
-    staging.finish()?;
-    Ok(Exported { files: records, warnings: rope_warning(&checkpoint.config).into_iter().collect() })
+    if on_cpu {
+        warnings.push(no_runtime());
+    } else if request.target.back_end == Some(BackEnd::Tflite) {
+        let (prompt, generation) = runtime_shapes(&request.shapes)?;
+        let yaml = runtime_yaml(checkpoint, prompt, generation, [&stems[&prompt], &stems[&generation]]);
+        files.push(ExtraFile { path: format!("{model}.yaml"), content: ExtraContent::Bytes(yaml.into_bytes()) });
+        warnings.extend(rope_warning(&checkpoint.config));
+    }
+    let has_compiler = request.target.flags.iter().any(|flag| flag.flag.0.starts_with("--arch="));
+    let compiler = has_compiler.then(|| ncc::plan(&request.target, &request.question, &to_compile)).transpose()?;
+    if let Some(plan) = &compiler {
+        warnings.extend(plan.warnings.iter().cloned());
+        let script = ExtraContent::Bytes(plan.script().into_bytes());
+        files.push(ExtraFile { path: ncc::SCRIPT_FILE.into(), content: script });
+    }
+    let weights = checkpoint.tensors.iter().filter(|(name, _)| host_weights.contains(*name));
+    let weights = weights.map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    Ok(Exported { graphs, weights, files, compiler, warnings })
+}
+
+/// A graph of one chunk that one side computes.
+struct Piece {
+    shape: StepShape,
+    graph: Graph,
+    /// The name of the file without its ending; absent on the CPU.
+    stem: Option<String>,
+}
+
+/// The chunk cut where operations go to the CPU.
+fn cut(chunk: Chunk, model: &str, request: &Request) -> Result<Vec<Piece>> {
+    let stem = chunk.stem(model, &request.question.precision.name);
+    let placement = request.assign(&chunk.graph);
+    let shape = chunk.shape;
+    if placement.count(Side::Cpu) == 0 {
+        return Ok(vec![Piece { shape, graph: chunk.graph, stem: Some(stem) }]);
+    }
+    let piece = |(place, segment): (usize, place::Segment)| {
+        let stem = (segment.side == Side::Npu).then(|| format!("{stem}_s{place}"));
+        Piece { shape, graph: segment.graph, stem }
+    };
+    Ok(place::segments(&chunk.graph, &placement)?.into_iter().enumerate().map(piece).collect())
+}
+
+fn weight_names(graph: &Graph) -> impl Iterator<Item = &str> {
+    graph.values.iter().filter(|value| value.def == Def::Weight).map(|value| value.name.as_str())
+}
+
+/// The graph over weights as the bundle has them: those that files of the NPU or the embedding table hold already as
+/// these do, the others as the checkpoint does.
+fn for_the_host(graph: Graph, npu: &BTreeSet<String>, storage: Storage) -> Graph {
+    let held = stored_as(&graph, storage);
+    let mut graph = graph;
+    for (value, held) in graph.values.iter_mut().zip(held.values) {
+        if npu.contains(&value.name) {
+            value.ty = held.ty;
+        } else if value.def == Def::Weight && value.name == llama::EMBEDDING {
+            value.ty.dtype = DType::F32;
+        }
+    }
+    graph
+}
+
+/// What MediaTek's runtime cannot do.
+fn no_runtime() -> Diagnostic {
+    Diagnostic::warning(Code::Misfit, "MediaTek's runtime does not compute the operations that are placed on the CPU")
+        .subject("--place")
+        .help("npuc's own runner computes them between the files; no YAML is written for the runtime")
+}
+
+/// The graph over its weights in the formats that the file stores them in.
+fn stored_as(graph: &Graph, storage: Storage) -> Graph {
+    let mut graph = graph.clone();
+    for Value { ty, def, .. } in &mut graph.values {
+        match (def, storage) {
+            (Def::Weight, Storage::F16) if ty.shape.len() > 1 => ty.dtype = DType::F16,
+            (Def::Weight, Storage::F16 | Storage::F32) => ty.dtype = DType::F32,
+            (Def::Input | Def::Op { .. }, _) => {}
+        }
+    }
+    graph
 }
 
 /// The shape of prompts and that of single tokens, which may be the same.

@@ -23,39 +23,35 @@ pub(super) struct Call<'a> {
 pub(super) fn lower(writer: &mut Writer, op: &Op, call: &Call<'_>) -> Result<()> {
     let shape = super::dims(&call.value.ty.shape)?;
     let rank = shape.len();
-    let axes = |axis: usize| [axis as i32];
     let plain = |writer: &mut Writer, builtin| writer.operator(builtin, call.args.to_vec(), call.result);
     // Operators whose attributes are operands of their own.
     let with = |writer: &mut Writer, builtin, attributes: &[i32]| {
         writer.operator(builtin, [call.args, attributes].concat(), call.result);
+    };
+    let reduce = |writer: &mut Writer, builtin, axis: usize| {
+        let axis = writer.ints(&[axis as i32]);
+        with(writer, builtin, &[axis]);
     };
     match op {
         Op::Linear {} => {
             let keep_num_dims = call.ranks.first().is_some_and(|&rank| rank != 2);
             plain(writer, Builtin::FullyConnected { keep_num_dims, bias: call.args.len() == 3 });
         }
+        Op::PointwiseConv {} => conv(writer, &shape, call),
         Op::MatMul { transpose_b } => plain(writer, Builtin::BatchMatMul { adj_y: *transpose_b }),
         Op::Softmax {} => plain(writer, Builtin::Softmax),
         Op::Sigmoid {} => plain(writer, Builtin::Logistic),
         Op::Exp {} => plain(writer, Builtin::Exp),
+        Op::Abs {} => plain(writer, Builtin::Abs),
         Op::Rsqrt {} => plain(writer, Builtin::Rsqrt),
         Op::Add {} => plain(writer, Builtin::Add),
         Op::Sub {} => plain(writer, Builtin::Sub),
         Op::Mul {} => plain(writer, Builtin::Mul),
         Op::Div {} => plain(writer, Builtin::Div),
         Op::Concat { axis } => plain(writer, Builtin::Concatenation { axis: *axis as i32 }),
-        Op::Sum { axis } => {
-            let axis = writer.ints(&axes(*axis));
-            with(writer, Builtin::Sum, &[axis]);
-        }
-        Op::Mean { axis } => {
-            let axis = writer.ints(&axes(*axis));
-            with(writer, Builtin::Mean, &[axis]);
-        }
-        Op::Max { axis } => {
-            let axis = writer.ints(&axes(*axis));
-            with(writer, Builtin::ReduceMax, &[axis]);
-        }
+        Op::Sum { axis } => reduce(writer, Builtin::Sum, *axis),
+        Op::Mean { axis } => reduce(writer, Builtin::Mean, *axis),
+        Op::Max { axis } => reduce(writer, Builtin::ReduceMax, *axis),
         Op::Slice { axis, start, len: _ } => {
             let mut begin = vec![0; rank];
             begin[*axis] = super::dims(&[*start])?[0];
@@ -81,6 +77,16 @@ pub(super) fn lower(writer: &mut Writer, op: &Op, call: &Call<'_>) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// A convolution always has a bias: LiteRT's interpreter goes without one, but delegates and NNAPI, whose form
+/// MediaTek's compiler follows, ask for it.
+fn conv(writer: &mut Writer, shape: &[i32], call: &Call<'_>) {
+    let mut args = call.args.to_vec();
+    if args.len() == 2 {
+        args.push(writer.zeros(shape[shape.len() - 1]));
+    }
+    writer.operator(Builtin::Conv2d, args, call.result);
 }
 
 /// `scale · x + offset`: a product, a sum or both.

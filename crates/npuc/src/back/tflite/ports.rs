@@ -24,7 +24,7 @@ pub const HIDDEN_MASK: f32 = -100.0;
 ///
 /// | out | shape |
 /// |---|---|
-/// | `hidden` or `logits` | `[1, t, hidden or vocab]` |
+/// | `hidden`, `logits`, or `logits.0`, `logits.1`, … where the head is cut | `[1, t, hidden, vocab or rows]` |
 /// | `next_k.<layer>` of all layers, then `next_v.<layer>` | `[1, kv_heads, c, head_dim]` |
 ///
 /// A part without layers has the first port on each side alone.
@@ -62,7 +62,9 @@ fn input_ports(graph: &Graph) -> Result<BTreeMap<Port, &Type>> {
         let port: Port = value.name.parse()?;
         match port {
             Port::Embeds | Port::Hidden | Port::RopeCos | Port::RopeSin | Port::Mask | Port::Past(..) => {}
-            Port::WriteMask | Port::Logits | Port::New(..) | Port::Next(..) => return Err(other_protocol(port)),
+            Port::WriteMask | Port::Logits | Port::LogitsPart(_) | Port::New(..) | Port::Next(..) | Port::Cross(_) => {
+                return Err(other_protocol(port));
+            }
         }
         ports.insert(port, &value.ty);
     }
@@ -117,6 +119,7 @@ fn ordered_outputs(graph: &Graph) -> Result<Vec<(Port, ValueId)>> {
         let port: Port = output.name.parse()?;
         let place = match port {
             Port::Hidden | Port::Logits => (0, 0),
+            Port::LogitsPart(part) => (0, part),
             Port::Next(StateKind::Key, layer) => (1, layer),
             Port::Next(StateKind::Value, layer) => (2, layer),
             Port::Embeds
@@ -125,7 +128,8 @@ fn ordered_outputs(graph: &Graph) -> Result<Vec<(Port, ValueId)>> {
             | Port::Mask
             | Port::WriteMask
             | Port::Past(..)
-            | Port::New(..) => return Err(other_protocol(port)),
+            | Port::New(..)
+            | Port::Cross(_) => return Err(other_protocol(port)),
         };
         outputs.push((place, (port, output.value)));
     }

@@ -36,13 +36,23 @@ impl TensorType {
 /// A built-in operator with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Builtin {
+    Abs,
     Add,
-    BatchMatMul { adj_y: bool },
-    Concatenation { axis: i32 },
+    BatchMatMul {
+        adj_y: bool,
+    },
+    Concatenation {
+        axis: i32,
+    },
+    /// A window that moves by one pixel, without padding.
+    Conv2d,
     Dequantize,
     Div,
     Exp,
-    FullyConnected { keep_num_dims: bool, bias: bool },
+    FullyConnected {
+        keep_num_dims: bool,
+        bias: bool,
+    },
     Logistic,
     Mean,
     Mul,
@@ -62,6 +72,7 @@ impl Builtin {
         match self {
             Builtin::Add => 0,
             Builtin::Concatenation { .. } => 2,
+            Builtin::Conv2d => 3,
             Builtin::Dequantize => 6,
             Builtin::FullyConnected { .. } => 9,
             Builtin::Logistic => 14,
@@ -77,6 +88,7 @@ impl Builtin {
             Builtin::Sum => 74,
             Builtin::Rsqrt => 76,
             Builtin::ReduceMax => 82,
+            Builtin::Abs => 101,
             Builtin::BatchMatMul { .. } => 126,
         }
     }
@@ -90,9 +102,11 @@ impl Builtin {
             Builtin::FullyConnected { bias: false, .. } => 6,
             Builtin::FullyConnected { keep_num_dims: true, bias: true } => 5,
             Builtin::FullyConnected { keep_num_dims: false, bias: true }
+            | Builtin::Abs
             | Builtin::Add
             | Builtin::BatchMatMul { .. }
             | Builtin::Concatenation { .. }
+            | Builtin::Conv2d
             | Builtin::Div
             | Builtin::Exp
             | Builtin::Logistic
@@ -113,7 +127,15 @@ impl Builtin {
     fn options(self, fbb: &mut FlatBufferBuilder<'_>, shape: &[i32]) -> Option<(u8, Table)> {
         let plain = |fbb: &mut FlatBufferBuilder<'_>| table(fbb, |_| {});
         Some(match self {
-            Builtin::Logistic | Builtin::Rsqrt => return None,
+            Builtin::Abs | Builtin::Logistic | Builtin::Rsqrt => return None,
+            Builtin::Conv2d => {
+                let valid_padding = 1i8;
+                let fields = |fbb: &mut FlatBufferBuilder<'_>| {
+                    fbb.push_slot(slot(0), valid_padding, 0);
+                    [1, 2].into_iter().for_each(|stride| fbb.push_slot(slot(stride), 1i32, 0));
+                };
+                (1, table(fbb, fields))
+            }
             Builtin::FullyConnected { keep_num_dims, .. } => {
                 (8, table(fbb, |fbb| fbb.push_slot(slot(2), keep_num_dims, false)))
             }

@@ -7,11 +7,13 @@ use std::path::Path;
 
 use super::*;
 use crate::build::weight_types;
+use crate::bundle::write::ExtraContent;
 use crate::exec::{Executor, to_f32};
+use crate::fit::Request;
 use crate::front::{self, Checkpoint};
 use crate::ir::{GraphBuilder, Op};
 use crate::model::{Chunks, StepShape};
-use crate::target::{self, host};
+use crate::target::{self, Precision, Question, find, host};
 use crate::tensor::{DType, Shape};
 
 /// A table of a flatbuffer.
@@ -86,9 +88,10 @@ fn bytes(file: &TfliteFile) -> Vec<u8> {
 }
 
 /// The built-in operators that MDLA 5.3 takes, of those that npuc has a use for. Source: ../shared/facts.
-const MDLA_5_3: [(i32, &str); 18] = [
+const MDLA_5_3: [(i32, &str); 20] = [
     (0, "ADD"),
     (2, "CONCATENATION"),
+    (3, "CONV_2D"),
     (6, "DEQUANTIZE"),
     (9, "FULLY_CONNECTED"),
     (14, "LOGISTIC"),
@@ -104,6 +107,7 @@ const MDLA_5_3: [(i32, &str); 18] = [
     (74, "SUM"),
     (76, "RSQRT"),
     (82, "REDUCE_MAX"),
+    (101, "ABS"),
     (126, "BATCH_MATMUL"),
 ];
 
@@ -173,7 +177,10 @@ fn operators_and_their_operands() {
         ("w".into(), Tensor::in_memory(DType::BF16, Shape(vec![6, 4]), [0x80, 0x3f].repeat(24).into()).unwrap()),
         ("b".into(), Tensor::in_memory(DType::F32, Shape(vec![6]), vec![0; 24].into()).unwrap()),
     ]);
-    let file = bytes(&emit(&target::check(g.finish(), &host()).unwrap(), &weights, Storage::F32).unwrap());
+    let file = bytes(
+        &emit(&target::check(g.finish(), &host(), &Question::stored(&host())).unwrap(), &weights, Storage::F32)
+            .unwrap(),
+    );
     let expected = "\
 in  x f32[2, 4]
 FULLY_CONNECTED.1(x f32[2, 4], w f32[6, 4], b f32[6]) = a/linear.3 f32[2, 6]
@@ -195,6 +202,83 @@ out m f32[1, 2, 1]";
     assert_eq!((w.text(3), model.tables(4)[w.i32(2, 0) as usize].bytes(0)), ("w", &ones[..]));
 }
 
+/// A filter is `[out, 1, 1, in]`, and a convolution without a bias gets zeros, once for both.
+#[test]
+fn convolutions_have_filters_and_biases() {
+    let mut g = GraphBuilder::new("g");
+    let x = g.input("x", [1, 2, 3, 4]);
+    let w = g.weight("w", DType::F32, [4, 4]);
+    let b = g.weight("b", DType::F32, [4]);
+    let y = g.op("c", Op::PointwiseConv {}, &[x, w]);
+    let y = g.op("c", Op::Abs {}, &[y]);
+    let y = g.op("c", Op::PointwiseConv {}, &[y, w, b]);
+    let y = g.op("c", Op::PointwiseConv {}, &[y, w]);
+    g.output("y", y);
+    let graph = g.finish();
+    let ones = |dims: &[usize]| {
+        let bytes = 1f32.to_le_bytes().repeat(dims.iter().product());
+        Tensor::in_memory(DType::F32, Shape(dims.to_vec()), bytes.into()).unwrap()
+    };
+    let weights = BTreeMap::from([("w".into(), ones(&[4, 4])), ("b".into(), ones(&[4]))]);
+    let checked = target::check(graph, &host(), &Question::stored(&host())).unwrap();
+    let file = bytes(&emit(&checked, &weights, Storage::F32).unwrap());
+    let expected = "\
+in  x f32[1, 2, 3, 4]
+CONV_2D.1(x f32[1, 2, 3, 4], w f32[4, 1, 1, 4], constant.3 f32[4]) = c/pointwise_conv.3 f32[1, 2, 3, 4]
+ABS.1(c/pointwise_conv.3 f32[1, 2, 3, 4]) = c/abs.4 f32[1, 2, 3, 4]
+CONV_2D.1(c/abs.4 f32[1, 2, 3, 4], w f32[4, 1, 1, 4], b f32[4]) = c/pointwise_conv.5 f32[1, 2, 3, 4]
+CONV_2D.1(c/pointwise_conv.5 f32[1, 2, 3, 4], w f32[4, 1, 1, 4], constant.3 f32[4]) = y f32[1, 2, 3, 4]
+out y f32[1, 2, 3, 4]";
+    assert_eq!(dump(&file), expected);
+    let conv = Reader::root(&file).tables(2)[0].tables(3)[0];
+    let at = conv.field(4).unwrap();
+    let options = Reader { file: &file, at: at + u32_at(&file, at) };
+    // Conv2DOptions: valid padding, strides of 1, no activation, no dilation.
+    assert_eq!((conv.u8(3), options.u8(0), options.u8(3)), (1, 1, 0));
+    assert_eq!([1, 2].map(|field| options.i32(field, 0)), [1, 1]);
+    assert_eq!([4, 5].map(|field| options.i32(field, 1)), [1, 1]);
+    let half = bytes(&emit(&checked, &weights, Storage::F16).unwrap());
+    assert!(dump(&half).contains("DEQUANTIZE.3(w f16[4, 1, 1, 4]) = w/dequantize f32[4, 1, 1, 4]"));
+}
+
+#[test]
+fn a_filter_is_nothing_else() {
+    type Build = fn(&mut GraphBuilder, ValueId);
+    let cases: [Build; 3] = [
+        |g, x| {
+            let w = g.weight("w", DType::F32, [4, 4]);
+            let y = g.op("conv", Op::PointwiseConv {}, &[x, w]);
+            let z = g.op("fc", Op::Linear {}, &[y, w]);
+            g.output("z", z);
+        },
+        |g, x| {
+            let w = g.weight("w", DType::F32, [4, 4]);
+            let y = g.op("conv", Op::PointwiseConv {}, &[x, w]);
+            let z = g.op("sum", Op::Add {}, &[y, w]);
+            g.output("z", z);
+        },
+        |g, x| {
+            let w = g.input("w", [4, 4]);
+            let y = g.op("conv", Op::PointwiseConv {}, &[x, w]);
+            g.output("y", y);
+        },
+    ];
+    for build in cases {
+        let mut g = GraphBuilder::new("g");
+        let x = g.input("x", [1, 1, 4, 4]);
+        build(&mut g, x);
+        let error = emit(
+            &target::check(g.finish(), &host(), &Question::stored(&host())).unwrap(),
+            &BTreeMap::new(),
+            Storage::F32,
+        )
+        .unwrap_err();
+        let fault = &error.diagnostics()[0];
+        let message = "a matrix is the filter of a convolution and something else too";
+        assert_eq!((fault.message.as_str(), fault.subject.as_deref()), (message, Some("w")));
+    }
+}
+
 fn checkpoint(name: &str) -> Checkpoint {
     front::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints").join(name)).unwrap()
 }
@@ -212,10 +296,13 @@ fn ports_of_parts() {
         let count = if apart { config.layers } else { 1 };
         let parts = Chunks::Equal(count).parts(config.layers).unwrap();
         let types = weight_types(&checkpoint.tensors);
-        for chunk in chunks(&checkpoint.config, &types, &shapes("8t32c,1t32c"), &parts).unwrap() {
+        let shift = host().with_protocol(crate::model::CacheProtocol::Shift);
+        let request = Request::plain(shift, shapes("8t32c,1t32c"));
+        for chunk in chunks(&checkpoint.config, &types, &request, &parts).unwrap() {
             let (t, c, kv, d) = (chunk.shape.tokens, 32, config.kv_heads, config.head_dim);
             let entry = if chunk.part.layers.start == 0 { "embeds" } else { "hidden" };
-            let (exit, width) = if chunk.part.head { ("logits", config.vocab) } else { ("hidden", config.hidden) };
+            let (exit, width) =
+                if chunk.part.head.is_present() { ("logits", config.vocab) } else { ("hidden", config.hidden) };
             let mut ports = vec![
                 format!("in  {entry} f32[1, {t}, {}]", config.hidden),
                 format!("in  mask f32[1, 1, {t}, {}]", c + t),
@@ -229,7 +316,7 @@ fn ports_of_parts() {
             ports.extend(states("past").iter().map(|port| format!("in  {port}")));
             ports.push(format!("out {exit} f32[1, {t}, {width}]"));
             ports.extend(states("next").iter().map(|port| format!("out {port}")));
-            let checked = target::check(chunk.graph, &host()).unwrap();
+            let checked = target::check(chunk.graph, &host(), &Question::stored(&host())).unwrap();
             let file = bytes(&emit(&checked, &checkpoint.tensors, Storage::F32).unwrap());
             let dump = dump(&file);
             let have: Vec<&str> = dump.lines().filter(|l| l.starts_with("in ") || l.starts_with("out ")).collect();
@@ -342,7 +429,12 @@ fn what_cannot_be_emitted_says_why() {
     for (build, expected) in cases {
         let mut g = GraphBuilder::new("g");
         build(&mut g);
-        let error = emit(&target::check(g.finish(), &host()).unwrap(), &BTreeMap::new(), Storage::F32).unwrap_err();
+        let error = emit(
+            &target::check(g.finish(), &host(), &Question::stored(&host())).unwrap(),
+            &BTreeMap::new(),
+            Storage::F32,
+        )
+        .unwrap_err();
         assert_eq!(error.diagnostics()[0].message, expected);
     }
 }
@@ -362,8 +454,11 @@ fn a_file_of_2_gib_is_refused() {
         let y = g.op("fc", Op::Linear {}, &[x, w]);
         g.output("y", y);
         let tensor = Tensor::in_file(DType::F32, Shape(vec![rows, 1024]), source.clone(), 0..rows * 4096).unwrap();
-        let emitted =
-            emit(&target::check(g.finish(), &host()).unwrap(), &BTreeMap::from([("w".into(), tensor)]), Storage::F32);
+        let emitted = emit(
+            &target::check(g.finish(), &host(), &Question::stored(&host())).unwrap(),
+            &BTreeMap::from([("w".into(), tensor)]),
+            Storage::F32,
+        );
         match emitted {
             Ok(file) => assert!(fits && file.len_bytes() < FILE_LIMIT_BYTES),
             Err(error) => {
@@ -378,27 +473,29 @@ fn a_file_of_2_gib_is_refused() {
 }
 
 #[test]
-fn an_export_is_a_folder_for_the_runtime() {
-    let dir = tempfile::tempdir().unwrap();
+fn an_export_is_what_the_runtime_is_fed_with() {
     let checkpoint = checkpoint("qwen2-bf16");
     let parts = Chunks::Equal(2).parts(crate::model::layers(&checkpoint.config)).unwrap();
-    let out = dir.path().join("out");
-    let steps = shapes("8t32c,1t32c");
-    let plan = Export { model: "Tiny", target: host(), shapes: &steps, parts: &parts, storage: Storage::F32 };
-    let exported = export(&out, &checkpoint, plan.clone()).unwrap();
-    let mut names: Vec<String> = exported.files.iter().map(|file| file.path.clone()).collect();
-    names.sort();
+    let request = |steps: &str| {
+        let target = find("genio-720").unwrap();
+        let question = Question::new(&target, Precision::parse("FP", target.float).unwrap(), &[]).unwrap();
+        Request { question, ..Request::plain(target, shapes(steps)) }
+    };
+    let stored = |request: &Request, model: &str| {
+        let plan = Export { model, request, parts: &parts, storage: Storage::F32 };
+        export(&checkpoint, &plan).map(|exported| (exported.graphs, exported.files))
+    };
+    let (graphs, files) = stored(&request("8t32c,1t32c"), "Tiny").unwrap();
+    let names: Vec<&str> = graphs.iter().map(|graph| graph.file.as_ref().unwrap().0.as_str()).collect();
     let layers = parts[0].layers.len();
     let file = |shape: &str, number: usize| format!("Tiny_FP_{layers}layer_{shape}_{number}.tflite");
-    let mut expected = vec![file("8t32c", 0), file("8t32c", 1), file("1t32c", 0), file("1t32c", 1)];
-    expected.extend(["embedding_fp32.bin".to_owned(), "Tiny.yaml".to_owned()]);
-    expected.sort();
-    assert_eq!(names, expected);
-    let embedding = std::fs::read(out.join("embedding_fp32.bin")).unwrap();
-    let numbers: Vec<u8> =
-        to_f32(&checkpoint.tensors["embed_tokens.weight"]).iter().flat_map(|x| x.to_le_bytes()).collect();
-    assert!(embedding == numbers);
-    let yaml = std::fs::read_to_string(out.join("Tiny.yaml")).unwrap();
+    assert_eq!(names, [file("8t32c", 0), file("8t32c", 1), file("1t32c", 0), file("1t32c", 1)]);
+    let [table, yaml, script] = &files[..] else { panic!("{files:?}") };
+    let paths = [table, yaml, script].map(|file| file.path.as_str());
+    assert_eq!(paths, ["embedding_fp32.bin", "Tiny.yaml", "compile.sh"]);
+    assert!(matches!(&table.content, ExtraContent::Table(name, _) if name == "embed_tokens.weight"));
+    let ExtraContent::Bytes(yaml) = &yaml.content else { panic!("{yaml:?}") };
+    let yaml = String::from_utf8(yaml.clone()).unwrap();
     for line in [
         "  promptTokenBatchSize: 8",
         "  genTokenBatchSize: 1",
@@ -409,15 +506,13 @@ fn an_export_is_a_folder_for_the_runtime() {
         assert!(yaml.lines().any(|have| have == line), "{line} in\n{yaml}");
     }
     for wrong in ["8t32c", "8t32c,1t16c", "8t32c,4t32c", "8t32c,4t32c,1t32c"] {
-        let steps = shapes(wrong);
-        let error = export(&dir.path().join("no"), &checkpoint, Export { shapes: &steps, ..plan.clone() }).unwrap_err();
+        let error = stored(&request(wrong), "Tiny").unwrap_err();
         assert_eq!(error.diagnostics()[0].code, Code::BadShape, "{wrong}");
     }
     for model in ["", "../up", "a\\b"] {
-        let error = export(&dir.path().join("no"), &checkpoint, Export { model, ..plan.clone() }).unwrap_err();
+        let error = stored(&request("8t32c,1t32c"), model).unwrap_err();
         assert_eq!(error.diagnostics()[0].code, Code::BadArgument, "{model}");
     }
-    assert!(!dir.path().join("no").exists());
 }
 
 #[test]
@@ -443,7 +538,10 @@ fn halves_are_widened_and_what_they_cannot_hold_is_refused() {
             ("w".into(), Tensor::in_memory(DType::F32, Shape(vec![3, 2]), bytes_of(&matrix).into()).unwrap()),
             ("b".into(), Tensor::in_memory(DType::F32, Shape(vec![3]), bytes_of(&[1e9; 3]).into()).unwrap()),
         ]);
-        match (emit(&target::check(g.finish(), &host()).unwrap(), &weights, Storage::F16), expected) {
+        match (
+            emit(&target::check(g.finish(), &host(), &Question::stored(&host())).unwrap(), &weights, Storage::F16),
+            expected,
+        ) {
             (Ok(file), Ok(half)) => {
                 let file = bytes(&file);
                 let lines = "\

@@ -13,6 +13,7 @@ use half::f16;
 use npuc_kernels::dequant::dequantize_row;
 
 use super::schema::{self, Builtin, Table, TensorType};
+use crate::bundle::WeightRecord;
 use crate::diag::{Code, Diagnostic, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -107,6 +108,29 @@ fn each_row(tensor: &Tensor, mut each: impl FnMut(&[f32]) -> io::Result<()>) -> 
     Ok(())
 }
 
+/// A weight inside a TFLite file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredWeight {
+    /// The name of its tensor.
+    pub name: String,
+    /// How its numbers are stored.
+    pub dtype: DType,
+    /// Its extents.
+    pub shape: Vec<usize>,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+impl StoredWeight {
+    /// The same for a bundle with the file at `path`.
+    pub fn record(&self, path: &str) -> WeightRecord {
+        let StoredWeight { name, dtype, shape, offset, bytes } = self.clone();
+        WeightRecord { name, dtype: dtype.name().into(), shape, file: path.into(), offset, bytes }
+    }
+}
+
 /// A TFLite file, ready to be written.
 #[derive(Debug)]
 pub struct TfliteFile {
@@ -115,9 +139,15 @@ pub struct TfliteFile {
     /// The data of each buffer, with the bytes of padding before its length.
     data: Vec<(usize, Data)>,
     len_bytes: u64,
+    weights: Vec<StoredWeight>,
 }
 
 impl TfliteFile {
+    /// The weights that lie in the file as numbers that the host can read.
+    pub fn weights(&self) -> &[StoredWeight] {
+        &self.weights
+    }
+
     /// The size of the file.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
@@ -194,6 +224,11 @@ impl Writer {
         self.constant(TensorType::Float32, vec![1], value.to_le_bytes().to_vec())
     }
 
+    /// That many zeros, of shape [count]; equally many are stored once.
+    pub(super) fn zeros(&mut self, count: i32) -> i32 {
+        self.constant(TensorType::Float32, vec![count], vec![0; count as usize * size_of::<f32>()])
+    }
+
     pub(super) fn operator(&mut self, builtin: Builtin, inputs: Vec<i32>, output: i32) {
         self.operators.push((builtin, inputs, output));
     }
@@ -240,6 +275,7 @@ impl Writer {
         if end >= FILE_LIMIT_BYTES {
             return Err(too_large(name, &format!("{end} bytes")));
         }
+        let weights = self.stored_weights(&starts);
         let mut data = Vec::with_capacity(self.data.len());
         let mut written = head.len() as u64;
         for ((field, start), item) in fields.into_iter().zip(starts).zip(self.data) {
@@ -250,7 +286,22 @@ impl Writer {
             written = start + 4 + item.len_bytes().unwrap_or(0);
             data.push((padding, item));
         }
-        Ok(TfliteFile { head, data, len_bytes: end })
+        Ok(TfliteFile { head, data, len_bytes: end, weights })
+    }
+
+    /// `starts` are the places of the lengths before the data.
+    fn stored_weights(&self, starts: &[u64]) -> Vec<StoredWeight> {
+        let stored = |(name, _, _, buffer): &(String, TensorType, Vec<i32>, u32)| {
+            let place = (*buffer as usize).checked_sub(1)?;
+            let (dtype, tensor) = match &self.data[place] {
+                Data::Bytes(_) => return None,
+                Data::Single(tensor) => (DType::F32, tensor),
+                Data::Half(tensor) => (DType::F16, tensor),
+            };
+            let (shape, bytes) = (tensor.shape.to_vec(), self.data[place].len_bytes()?);
+            Some(StoredWeight { name: name.clone(), dtype, shape, offset: starts[place] + 4, bytes })
+        };
+        self.tensors.iter().filter_map(stored).collect()
     }
 
     /// The flatbuffer and the place in it of every offset that has to be filled in.

@@ -1,0 +1,250 @@
+//! The kinds of statements: who makes them, what each is worth and means, and where that is known from.
+
+use npuc::target::Grade;
+use npuc::target::rule::Cost;
+use serde::Serialize;
+
+use super::Weight;
+
+/// What is known of a kind.
+pub(super) struct Facts {
+    pub(super) tool: &'static str,
+    pub(super) weight: Weight,
+    pub(super) meaning: &'static str,
+    pub(super) source: &'static str,
+    pub(super) grade: Grade,
+    /// Remedies that need no numbers: what each costs, the flag or option that does it or "", and what it does.
+    pub(super) remedies: &'static [(Cost, &'static str, &'static str)],
+}
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])+ $name:ident $tool:ident $weight:ident $meaning:literal $grade:ident $source:literal
+        [$($cost:ident $option:literal $remedy:literal),*],)+) => {
+        /// A kind of statement.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum Kind { $($(#[doc = $doc])+ $name,)+ }
+
+        impl Kind {
+            /// What is known of the kind.
+            pub(super) const fn facts(self) -> Facts {
+                match self {
+                    $(Kind::$name => Facts {
+                        tool: $tool,
+                        weight: Weight::$weight,
+                        meaning: $meaning,
+                        source: $source,
+                        grade: Grade::$grade,
+                        remedies: &[$((Cost::$cost, $option, $remedy)),*],
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+const NCC: &str = "ncc-tflite";
+const NEURON: &str = "MediaTek's runtime";
+const QNN: &str = "QNN";
+const TORQ: &str = "torq-compile";
+
+kinds! {
+    /// An extent above what the MDLA takes.
+    Dimension NCC Refusal
+        "offline compilation has no CPU to fall back to, so one such operation refuses the whole file; --fc-to-conv does not \
+         help, for the channels stay as many"
+        Vendor "MediaTek, on a FULLY_CONNECTED of 128256 x 2048" [],
+    /// A unit does not take the operation.
+    UnsupportedOperation NCC Refusal
+        "offline compilation has no CPU to fall back to, so one such operation refuses the whole file"
+        Vendor "MediaTek's staff" [],
+    /// A unit does not take a number format.
+    UnsupportedNumber NCC Refusal
+        "the MDLA computes in fp16 and in 4, 8 and 16-bit integers; int32 arithmetic was seen refused, reshapes of int32 included"
+        ThirdParty "users' logs, among them pull request 9497 of google-ai-edge/LiteRT"
+        [
+            Option "npuc check --precision" "tells which formats the chip takes together",
+            Rewrite "" "keep ids, positions and masks of whole numbers outside of the graph, as npuc's graphs do"
+        ],
+    /// Another reason of a unit.
+    OtherReason NCC Refusal
+        "npuc does not know this reason; the line is the compiler's own"
+        Inferred "the form of the line: a unit, a colon, a reason" [],
+    /// Another unit refuses what the MDLA gave a reason for.
+    OtherUnit NCC Consequence
+        "the compiler asks every unit; the reason that counts is the MDLA's"
+        Inferred "the order of the answers in MediaTek's refusal of a FULLY_CONNECTED" [],
+    /// The compiler ends without a plan.
+    NoPlan NCC Consequence
+        "the last word after refusals of single operations; the reasons stand above it"
+        Vendor "MediaTek, on a FULLY_CONNECTED of 128256 x 2048" [],
+    /// A rewrite for LLMs met a float graph.
+    QuantizedOnly NCC Refusal
+        "the option set for LLMs holds a rewrite (LLM_BMASB_with_CachePattern) that is fatal on float graphs"
+        Vendor "MediaTek's staff"
+        [
+            Flag "" "give a float graph --arch, --relax-fp32 and what the board needs, and no more: `npuc check` lists the flags",
+            Option "--precision 8W16A" "makes a graph that the option set is for"
+        ],
+    /// The compiler cannot map the graph, and does not say why.
+    Unmappable NCC Refusal
+        "seen on a shard of 35 layers with 4,500 to 5,000 operations, whatever the weights' width, where 18 layers compiled"
+        ThirdParty "a user's report of such shards"
+        [
+            Option "--chunks" "more chunks have fewer layers each; stay under about 2,500 operations a file"
+        ],
+    /// A unit that the plan uses.
+    Placement NCC Note
+        "each of these steps runs on the unit that is named"
+        ThirdParty "users of --show-exec-plan" [],
+    /// A file was made for a unit that the board lacks.
+    ForeignUnit NEURON Refusal
+        "the .dla has steps for a unit that this board does not have: another generation's MDLA, or an EDPA for the conversion \
+         of inputs and outputs"
+        ThirdParty "users of Genio 720 boards, which have MDLA 5.3 and no EDPA" [],
+    /// The driver cannot allocate.
+    DriverMemory NEURON Refusal
+        "APUSys' memory limit is not published; a small request that fails comes after exhaustion, not from one large operation. \
+         MediaTek guarantees transformers from MDLA 5 on only"
+        Inferred "a logged failure of 160 bytes on a Genio 700, and the answer of MediaTek's staff to it"
+        [
+            Option "--shapes" "a shorter context or fewer tokens at once need less memory; `npuc check` tells how much",
+            Option "--chunks" "more chunks, loaded one after the other, need less at a time",
+            Other "" "a chip with MDLA 5 or later, for which MediaTek guarantees transformers"
+        ],
+    /// The driver cannot take a buffer.
+    DriverImport NEURON Refusal
+        "a buffer of an input, an output or a boundary between NPU and CPU does not fit what the driver can still map"
+        ThirdParty "a user's log of a model with tensors of 43 MB"
+        [
+            Option "--shapes" "a shorter context or fewer tokens at once need less memory; `npuc check` tells how much",
+            Option "--chunks" "more chunks, loaded one after the other, need less at a time",
+            Other "" "a chip with MDLA 5 or later, for which MediaTek guarantees transformers"
+        ],
+    /// What follows in the layers above.
+    DriverChain NEURON Consequence
+        "follows from the first failure of the driver or the compiler"
+        ThirdParty "the order of lines in users' logs" [],
+    /// No device.
+    QnnDevice QNN Refusal
+        "the library for the DSP (skel) is not found, or another version of it in /vendor/lib64 is found first; the same code \
+         stands for a device configuration of an older layout"
+        ThirdParty "users' reports; the configuration's layout was tried"
+        [
+            Other "" "put the skel of the chip's architecture where ADSP_LIBRARY_PATH looks first, before /vendor/lib64"
+        ],
+    /// A graph cannot be prepared.
+    QnnPrepare QNN Refusal
+        "QNN names it a memory fault; what it says is that no kernel takes the operation in these formats and shapes, such as a \
+         FullyConnected with block-wise 4-bit weights"
+        Tried "QNN 2.51 in emulation"
+        [
+            Rewrite "" "block-wise 4-bit projections are taken as Conv2d of one pixel, not as FullyConnected"
+        ],
+    /// A context binary of another version.
+    QnnVersion QNN Refusal
+        "the binary was made by a newer QNN than the one that loads it"
+        ThirdParty "users' reports"
+        [
+            Other "" "load with libraries at least as new as those that made the binary, or make it with older ones"
+        ],
+    /// A rule of the validation.
+    QnnRule QNN Refusal
+        "an attribute, rank or format is outside of what the chip's operation takes; 3110 is the code"
+        Tried "QNN 2.51 in emulation"
+        [
+            Option "npuc check" "tells which operations and formats the chip takes, where npuc knows"
+        ],
+    /// An operation that is not there.
+    QnnUnknownOp QNN Refusal
+        "the operation is not among those of this version or package"
+        Tried "QNN 2.51 in emulation"
+        [
+            Option "npuc check" "tells which operations and formats the chip takes, where npuc knows"
+        ],
+    /// A name that is there twice.
+    QnnDuplicate QNN Refusal
+        "names of tensors are unique in a graph"
+        Tried "QNN 2.51 in emulation"
+        [
+            Other "" "if npuc made the graph, this is a fault of npuc: report it with the log"
+        ],
+    /// A data type that is not taken.
+    QnnDataType QNN Refusal
+        "4-bit weights are given one a byte as signed 8-bit numbers (0x308); the packed type 0x304 (772) is refused"
+        Tried "QNN 2.51 in emulation"
+        [
+            Rewrite "" "give 4-bit weights one a byte; the binary packs them"
+        ],
+    /// A graph without operations.
+    QnnEmpty QNN Refusal
+        "a graph needs at least one operation"
+        Tried "QNN 2.51 in emulation"
+        [
+            Other "" "if npuc made the graph, this is a fault of npuc: report it with the log"
+        ],
+    /// A binary with shared weights on x86.
+    QnnShared QNN Refusal
+        "such binaries load on the chip only; the fault is the host's, not the file's"
+        Tried "QNN 2.51 in emulation"
+        [
+            Rewrite "" "test on the host with a twin that does not share weights"
+        ],
+    /// No room on the DSP.
+    QnnDomain QNN Refusal
+        "all graphs of a context allocate their inputs and outputs when it is loaded, and about 3.5 GiB a context is the most"
+        ThirdParty "users' reports"
+        [
+            Option "--shapes" "fewer shapes or a shorter context need less at load",
+            Option "--chunks" "more chunks make more and smaller contexts"
+        ],
+    /// The memory next to the arithmetic is too small or in pieces.
+    TorqLram TORQ Refusal
+        "seen where all projections have 4-bit weights and the default prefetch is used: no hole is large enough although the sum \
+         would fit"
+        Tried "torq-compiler 2.3.0, on a decode step of 16 layers"
+        [
+            Flag "--torq-prefetch-algorithm=stream-schedule" "compiled 16 layers in 4 bits with their head; look at the balance of the slices afterwards",
+            Option "--precision 8WFP" "8-bit projections compiled with the default options",
+            Rewrite "" "one public function a layer compiles too, at more entry points"
+        ],
+    /// The memory next to the arithmetic is in pieces.
+    TorqFragments TORQ Refusal
+        "the sum would fit; the free memory is split by other live buffers"
+        Tried "torq-compiler 2.3.0 with --debug-only=torq-assign-addresses, on a decode step of 6 layers"
+        [
+            Flag "--torq-prefetch-algorithm=stream-schedule" "compiled 16 layers in 4 bits with their head; look at the balance of the slices afterwards",
+            Option "--precision 8WFP" "8-bit projections compiled with the default options",
+            Rewrite "" "one public function a layer compiles too, at more entry points"
+        ],
+    /// 4-bit weights that are not fused.
+    TorqForm TORQ Refusal
+        "4-bit weights are taken only in one form: blocks [inputs/block, block, outputs], dequantised by a linalg.generic, used by a \
+         linalg.batch_matmul of one row"
+        Tried "torq-compiler 2.3.0"
+        [
+            Rewrite "" "write the blocks as [inputs/block, block, outputs] and keep both operations in linalg"
+        ],
+    /// A slice that is not taken.
+    TorqOffset TORQ Refusal
+        "dynamic slices and updates are not taken"
+        Tried "torq-compiler 2.3.0"
+        [
+            Rewrite "" "write the cache under a mask (protocol one-hot) and look embeddings up on the host"
+        ],
+    /// A copy that is not taken.
+    TorqCopy TORQ Refusal
+        "an odd number of 4-bit outputs ends in half a byte"
+        Tried "torq-compiler 2.3.0"
+        [
+            Rewrite "" "pad the outputs to an even number"
+        ],
+}
+
+impl Kind {
+    /// Whether it is said of one operation.
+    pub(super) const fn about_operation(self) -> bool {
+        use Kind::{Dimension, OtherReason, OtherUnit, UnsupportedNumber, UnsupportedOperation};
+        matches!(self, Dimension | UnsupportedOperation | UnsupportedNumber | OtherReason | OtherUnit)
+    }
+}
