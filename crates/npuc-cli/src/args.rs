@@ -242,6 +242,9 @@ pub(crate) struct ChipArgs {
     pub(crate) no_fix: bool,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+    /// A text that integer precisions take the ranges of activations from; without it, the model writes one itself
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibration: Option<PathBuf>,
 }
 
 #[derive(Args)]

@@ -1,6 +1,7 @@
 //! The runner: opens a bundle or checkpoint as a [`program::Program`], keeps a conversation's state in a
 //! [`session::Session`], turns text into tokens and back, and compares results with references.
 
+pub mod calibrate;
 pub mod device;
 pub mod dump;
 pub mod fidelity;

@@ -13,7 +13,7 @@ use npuc::front::config::Rope;
 use npuc::front::{self, Checkpoint, ModelConfig};
 use npuc::ir::Graph;
 use npuc::model::{CacheProtocol, Part, StepShape, llama};
-use npuc::target::Checked;
+use npuc::target::{Checked, Number};
 use npuc::{Diagnostic, Result, Tensor, target};
 
 use crate::text::{TextModel, bundle_text};
@@ -126,16 +126,18 @@ impl Program {
         checkpoint: &Checkpoint,
         request: &Request,
         parts: &[Part],
-        storage: Storage,
+        storage: Storage<'_>,
         dir: &Path,
     ) -> Result<Program> {
-        let exported = export(checkpoint, &Export { model: "model", request, parts, storage })?;
+        let storage = vec![storage; parts.len()];
+        let exported = export(checkpoint, &Export { model: "model", request, parts, storage: &storage })?;
         let text = bundle_text(checkpoint).unwrap_or_default();
         let contents = Contents {
             target: request.target.clone(),
             back_end: BackEnd::Tflite,
             precision: request.question.precision.name.clone(),
             mends: request.mends.clone(),
+            hidden_mask: hidden_mask(request),
             graphs: exported.graphs,
             weights: exported.weights,
             files: exported.files,
@@ -175,6 +177,11 @@ impl Program {
             config: checkpoint.config,
         })
     }
+}
+
+/// What masks hold where a position is hidden: the target's constant, or in int16 so much that it saturates.
+pub fn hidden_mask(request: &Request) -> i32 {
+    if request.question.precision.activation == Number::Int16 { i32::MIN } else { request.target.hidden_mask }
 }
 
 /// The sizes that a session needs.

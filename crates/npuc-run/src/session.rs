@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use npuc::bundle::EMBEDDING_TABLE;
@@ -13,9 +14,12 @@ use npuc::exec::buffer_bytes;
 use npuc::ir::{Def, Graph, ValueId};
 use npuc::model::rope::frequencies;
 use npuc::model::{CacheProtocol, Port, StepShape};
+use npuc::quant::Recorder;
 use npuc::tensor::{self, Tensor};
 use npuc::{Code, Diagnostic, Error, Result, Shape};
+use rayon::ThreadPool;
 
+use crate::calibrate;
 use crate::device::host::{HostStep, thread_pool};
 use crate::device::litert::LiteRt;
 use crate::device::{Device, chain};
@@ -107,6 +111,28 @@ impl Session {
             steps.push(Step::new(*shape, device, kept, &layout)?);
         }
         Session::over(program, &layout, steps)
+    }
+
+    /// A session on the host that records the ranges of all values, see [`Session::into_recorders`].
+    ///
+    /// Errors: as [`Session::new`].
+    pub(crate) fn recording(program: &Program, pool: &Arc<ThreadPool>) -> Result<Session> {
+        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        let step = |program::Step { shape, segments }: &program::Step| {
+            let segment = |s: &program::Segment| calibrate::recording(&s.graph, &program.weights, Arc::clone(pool));
+            let chain = layout.chain(*shape, segments.iter().map(segment).collect::<Result<_>>()?)?;
+            Step::new(*shape, Device::Chain(chain), Vec::new(), &layout)
+        };
+        Session::over(program, &layout, program.steps.iter().map(step).collect::<Result<_>>()?)
+    }
+
+    /// What every segment of every step recorded, in the order of execution.
+    pub(crate) fn into_recorders(self) -> Vec<Vec<Recorder>> {
+        let of_device = |device: Device| match device {
+            Device::Host(step) => step.into_recorder().into_iter().collect(),
+            Device::Chain(chain) => chain.into_recorders(),
+        };
+        self.steps.into_iter().map(|step| of_device(step.device)).collect()
     }
 
     /// A session whose emitted segments are computed by the LiteRT interpreter, all others by the host. A request to the

@@ -19,22 +19,14 @@ use npuc_run::device::litert::TIME_LIMIT;
 use npuc_run::fidelity::best_id;
 use npuc_run::program::Program;
 use npuc_run::session::Session;
-use npuc_run::toolchain::{Installed, Tool, find};
+use npuc_run::toolchain::Installed;
 
 mod data;
 
-use data::{checkpoints, shapes};
+use data::{checkpoints, litert_tool, shapes};
 
 /// Both sides compute in f32, in other orders of summation.
 const TOLERANCE: f32 = 1e-4;
-
-fn tool() -> Option<Installed> {
-    if std::env::var_os("NPUC_LITERT").is_none() {
-        eprintln!("NOT RUN: `cargo xtask litert` installs the LiteRT interpreter and runs this test");
-        return None;
-    }
-    Some(find(Tool::LiteRt).unwrap())
-}
 
 /// A session in the interpreter over TFLite files of those parts, and one of the whole model on the host.
 fn sessions(model: &Checkpoint, steps: &str, parts: &[Part], storage: Storage, tool: &Installed) -> (Session, Session) {
@@ -84,7 +76,7 @@ fn cuts(config: &ModelConfig) -> Vec<Vec<Part>> {
 
 #[test]
 fn small_models_cut_in_every_way() {
-    let Some(tool) = tool() else { return };
+    let Some(tool) = litert_tool() else { return };
     for name in ["qwen3-bf16", "qwen2-bf16", "mistral-bf16", "llama-biases-f32", "llama-gqa3-q4_1.gguf"] {
         for (steps, feeds) in [
             ("8t32c,1t32c", &[8, 1, 1, 9, 1][..]),
@@ -105,7 +97,7 @@ fn small_models_cut_in_every_way() {
 /// Matrices in f16 in the files, and the same rounded numbers on the host.
 #[test]
 fn matrices_in_f16() {
-    let Some(tool) = tool() else { return };
+    let Some(tool) = litert_tool() else { return };
     for name in ["qwen3-bf16", "llama-biases-f32", "llama-gqa3-q4_1.gguf"] {
         let mut checkpoint = front::open(&checkpoints().join(name)).unwrap();
         for tensor in checkpoint.tensors.values_mut().filter(|tensor| tensor.shape.len() == 2) {
@@ -122,7 +114,7 @@ fn matrices_in_f16() {
 /// Sixteen layers of seeded weights in five chunks: the same greedy ids from prefill on.
 #[test]
 fn sixteen_layers_in_five_chunks() {
-    let Some(tool) = tool() else { return };
+    let Some(tool) = litert_tool() else { return };
     let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
         "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2,
         "vocab_size": 4096, "max_position_embeddings": 256, "tie_word_embeddings": true}"#;
@@ -155,7 +147,7 @@ fn sixteen_layers_in_five_chunks() {
 /// Thirty layers with larger activations; the bound is the one that `real_model.rs` has against f64.
 #[test]
 fn a_real_model() {
-    let (Some(tool), Some(model)) = (tool(), std::env::var_os("NPUC_REAL_MODEL")) else { return };
+    let (Some(tool), Some(model)) = (litert_tool(), std::env::var_os("NPUC_REAL_MODEL")) else { return };
     let model = front::open(Path::new(&model)).unwrap();
     let parts = "10,10,10".parse::<Chunks>().unwrap().parts(layers(&model.config)).unwrap();
     let sessions = sessions(&model, "128t256c,1t256c", &parts, Storage::F32, &tool);

@@ -165,6 +165,8 @@ codes! {
     ChipGeneration "chip-generation" No,
     /// The vendor's compiler or runtime refuses what npuc made.
     VendorRefusal "vendor-refusal" No,
+    /// The range of a value is not known, or no scale follows from it.
+    BadRange "bad-range" Input,
     /// The outputs differ from the reference by more than the gate allows.
     Unfaithful "unfaithful" No,
     /// The work needs more memory than there is.

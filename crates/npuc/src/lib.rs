@@ -15,6 +15,7 @@ pub mod mend;
 pub mod model;
 pub mod pass;
 pub mod place;
+pub mod quant;
 pub mod synth;
 pub mod target;
 pub mod tensor;

@@ -82,6 +82,7 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
         back_end: BackEnd::Host,
         precision: "stored".into(),
         mends: Vec::new(),
+        hidden_mask: target.hidden_mask,
         graphs: graphs.iter().map(|(shape, graph)| back::host::emit(*shape, graph)).collect(),
         weights: checkpoint.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect(),
         files: Vec::new(),
@@ -113,12 +114,13 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
 
 /// Flags that would change nothing are a misunderstanding, not a wish.
 fn refuse_chip_flags(args: &BuildArgs) -> Result<()> {
-    let ChipArgs { precision, chunks, flag, fix: _, no_fix, place } = &args.chip;
+    let ChipArgs { precision, chunks, flag, fix: _, no_fix, place, calibration } = &args.chip;
     let idle = [
         ("--precision", precision.is_some()),
         ("--chunks", chunks.is_some()),
         ("--flag", !flag.is_empty()),
         ("--no-fix", *no_fix),
+        ("--calibration", calibration.is_some()),
         ("--place", !place.place.is_empty()),
         ("--deny-fallback", place.deny_fallback),
     ];

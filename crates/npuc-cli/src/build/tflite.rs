@@ -12,22 +12,27 @@ use npuc::fit::Request;
 use npuc::front::{Checkpoint, ModelConfig, non_finite};
 use npuc::ir::Graph;
 use npuc::mend::{Applied, Mended, Proof, mend, prove};
-use npuc::model::{Chunks, StepShape};
+use npuc::model::{Chunks, Part, StepShape};
 use npuc::place::Bill;
-use npuc::target::{Number, Precision, Question, Target};
+use npuc::quant::{Ranges, WeightFormat};
+use npuc::target::{Granularity, Number, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Error, Result, fit};
-use npuc_run::text::{BundleText, bundle_text};
+use npuc_run::calibrate::{HEADROOM, calibrate, own_text, sequences_of};
+use npuc_run::program::hidden_mask;
+use npuc_run::text::{BundleText, TextModel, bundle_text};
 use npuc_run::toolchain::ncc::{self, Compiled};
 use serde::Serialize;
 
 use super::{ms, open};
-use crate::args::{BuildArgs, shapes};
+use crate::args::{BuildArgs, shapes, threads};
 use crate::mended;
 use crate::output::{Output, bytes};
 
 /// The context of a build unless the model's own is shorter, and the tokens of its prompt step.
 const DEFAULT_CAPACITY: usize = 1024;
 const DEFAULT_PROMPT_TOKENS: usize = 128;
+/// The tokens of a text that ranges are taken from, at most.
+const MOST_TOKENS: usize = 4096;
 
 #[derive(Serialize)]
 struct Report {
@@ -43,54 +48,72 @@ struct Report {
     proofs: Vec<Proof>,
     #[serde(flatten)]
     written: Written,
-    fit_ms: f64,
-    proof_ms: f64,
-    write_ms: f64,
+    /// What the ranges of an integer precision were taken from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calibration: Option<String>,
+    #[serde(flatten)]
+    times: Times,
     /// The files that ncc-tflite made; absent where it is not on the PATH.
     compiled: Option<Vec<String>>,
     warnings: Vec<Diagnostic>,
 }
 
+/// How long the steps of a build took.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Times {
+    fit_ms: Milliseconds,
+    proof_ms: Milliseconds,
+    calibrate_ms: Milliseconds,
+    write_ms: Milliseconds,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[serde(transparent)]
+struct Milliseconds(f64);
+
+impl Milliseconds {
+    fn measure<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = work();
+        self.0 = ms(start);
+        result
+    }
+}
+
 /// Builds a checkpoint for a chip of MediaTek's.
 pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result<()> {
     refuse_host_flags(args)?;
-    let chip = &args.chip;
-    let precision = Precision::parse(chip.precision.as_deref().unwrap_or("FP"), target.float)?;
-    let question = Question::new(target, precision, &chip.flag)?;
-    let storage = storage(&question.precision)?;
-    let chunks = chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
-    let given = shapes(args.shapes.as_ref())?;
-    let checkpoint = open(args)?;
-    let shapes = given.unwrap_or_else(|| default_shapes(&checkpoint.config));
+    let (asked, form, checkpoint) = asked(args, target)?;
     let text = bundle_text(&checkpoint).inspect_err(|_| {
         output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
     })?;
-    let asked = chip.place.apply(Request { chunks, ..Request::new(target.clone(), question, shapes) })?;
 
-    let start = Instant::now();
-    let Mended { request, applied, fit } = fitted(args, &checkpoint, &asked)?;
-    let fit_ms = ms(start);
-    let start = Instant::now();
-    let spinner = output.spinner("proving the mends");
-    let proofs = prove(&checkpoint.config, Some(&checkpoint.tensors), &request, &applied)?;
-    drop(spinner);
-    let proof_ms = ms(start);
+    let mut times = Times::default();
+    let Mended { request, applied, fit } = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
+    let spinner = output.spinner("proving the mends and checking weights");
+    let proofs = times.proof_ms.measure(|| prove(&checkpoint.config, Some(&checkpoint.tensors), &request, &applied))?;
     let mut warnings = checkpoint.warnings.clone();
     warnings.extend(fit.misfits.iter().map(npuc::target::Misfit::diagnostic));
-    let spinner = output.spinner("checking weights");
     warnings.extend(non_finite(&checkpoint));
     drop(spinner);
 
-    let start = Instant::now();
-    let mut exported =
-        export(&checkpoint, &Export { model: &model_name(args), request: &request, parts: &fit.parts, storage })?;
-    warnings.extend(exported.warnings.iter().cloned());
-    let names = exported.graphs.iter().filter_map(|graph| Some(graph.file.as_ref()?.0.clone())).collect();
+    let (ranges, calibration) = times.calibrate_ms.measure(|| match form {
+        Form::Float(_) => Ok((Vec::new(), None)),
+        Form::Integer(_) => calibrated(args, &checkpoint, &request, &fit.parts, output),
+    })?;
+    let storage: Vec<Storage<'_>> = match form {
+        Form::Float(storage) => vec![storage; fit.parts.len()],
+        Form::Integer(weights) => ranges.iter().map(|ranges| Storage::Integer { weights, ranges }).collect(),
+    };
+    let model = model_name(args);
+    let export_of = Export { model: &model, request: &request, parts: &fit.parts, storage: &storage };
+    let mut exported = export(&checkpoint, &export_of)?;
+    warnings.append(&mut exported.warnings);
     let plan = exported.compiler.take();
-    let on_npu = exported.graphs.iter().filter(|graph| graph.file.is_some());
-    let graphs: Vec<Graph> = on_npu.map(|graph| graph.graph.clone()).collect();
-    let written = write(args, &checkpoint, &request, exported, text, output)?;
-    let write_ms = ms(start);
+    let on_npu = || exported.graphs.iter().filter_map(|graph| Some((&graph.graph, &graph.file.as_ref()?.0)));
+    let (graphs, files): (Vec<Graph>, Vec<String>) =
+        on_npu().map(|(graph, path)| (graph.clone(), path.clone())).unzip();
+    let written = times.write_ms.measure(|| write(args, &checkpoint, &request, exported, text, output))?;
     let compiled = plan.as_ref().map_or(Ok(None), |plan| compile(args, plan, &graphs, output))?;
     let report = Report {
         bundle: args.output.display().to_string(),
@@ -99,18 +122,31 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
         shapes: request.shapes.iter().map(StepShape::to_string).collect(),
         chunks: fit.parts.iter().map(|part| part.layers.len()).collect(),
         bills: fit.bills,
-        files: names,
+        files,
         mended: applied,
         proofs,
         written,
-        fit_ms,
-        proof_ms,
-        write_ms,
+        calibration,
+        times,
         compiled,
         warnings,
     };
     output.warnings(&report.warnings);
     output.result(&report, &render(&report))
+}
+
+/// What the flags ask for, and the checkpoint.
+fn asked(args: &BuildArgs, target: &Target) -> Result<(Request, Form, Checkpoint)> {
+    let chip = &args.chip;
+    let precision = Precision::parse(chip.precision.as_deref().unwrap_or("FP"), target.float)?;
+    let question = Question::new(target, precision, &chip.flag)?;
+    let form = form(&question.precision)?;
+    let chunks = chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
+    let given = shapes(args.shapes.as_ref())?;
+    let checkpoint = open(args)?;
+    let shapes = given.unwrap_or_else(|| default_shapes(&checkpoint.config));
+    let request = chip.place.apply(Request { chunks, ..Request::new(target.clone(), question, shapes) })?;
+    Ok((request, form, checkpoint))
 }
 
 /// The request as it fits, mended unless the user does not want that.
@@ -140,6 +176,7 @@ fn write(
         back_end: BackEnd::Tflite,
         precision: request.question.precision.name.clone(),
         mends: request.mends.clone(),
+        hidden_mask: hidden_mask(request),
         graphs: exported.graphs,
         weights: exported.weights,
         files: exported.files,
@@ -161,16 +198,55 @@ fn compile(args: &BuildArgs, plan: &Plan, graphs: &[Graph], output: Output) -> R
     Ok(Some(compiled.iter().map(name).collect()))
 }
 
+/// What the files of a precision hold.
+#[derive(Clone, Copy)]
+enum Form {
+    Float(Storage<'static>),
+    Integer(WeightFormat),
+}
+
 /// How the matrices of a precision are stored.
-fn storage(precision: &Precision) -> Result<Storage> {
-    match precision.weight.map(|format| format.number) {
-        Some(Number::F16) => Ok(Storage::F16),
-        Some(Number::F32) => Ok(Storage::F32),
+fn form(precision: &Precision) -> Result<Form> {
+    let channel = precision.weight.is_some_and(|format| format.granularity == Granularity::Channel);
+    match (precision.weight.map(|format| format.number), precision.activation) {
+        (Some(Number::F16), Number::F16) => Ok(Form::Float(Storage::F16)),
+        (Some(Number::F32), Number::F32) => Ok(Form::Float(Storage::F32)),
+        (Some(Number::Int16), Number::Int16) if channel => Ok(Form::Integer(WeightFormat::Int16)),
+        (Some(Number::Int8), Number::Int16) if channel => Ok(Form::Integer(WeightFormat::Int8)),
+        (Some(Number::Int4), Number::Int16) if channel => Ok(Form::Integer(WeightFormat::Int4)),
         _ => Err(Diagnostic::error(Code::UnsupportedFormat, "npuc does not write TFLite files of this precision")
-            .need("FP, FP16 or FP32")
+            .need("FP, FP16, FP32, 16W16A, 8W16A or 4W16A")
             .have(&precision.name)
             .into()),
     }
+}
+
+/// The ranges of every part, and what they were taken from.
+fn calibrated(
+    args: &BuildArgs,
+    checkpoint: &Checkpoint,
+    request: &Request,
+    parts: &[Part],
+    output: Output,
+) -> Result<(Vec<Ranges>, Option<String>)> {
+    let spinner = output.spinner("calibrating");
+    let threads = threads(None);
+    let (sequences, source) = match &args.chip.calibration {
+        None => (own_text(checkpoint, threads)?, "the model's own text".to_owned()),
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
+            let model = TextModel::of_checkpoint(checkpoint)?.ok_or_else(|| {
+                let fault = Diagnostic::error(Code::NoTokenizer, "the model has no tokenizer to read the text with");
+                fault.file(path).help("leave out --calibration: the model then writes its own text")
+            })?;
+            (sequences_of(&model.tokenizer.encode(&text, true)?, MOST_TOKENS), path.display().to_string())
+        }
+    };
+    let tokens: usize = sequences.iter().map(Vec::len).sum();
+    let ranges = calibrate(checkpoint, request, parts, &sequences, threads)?;
+    drop(spinner);
+    Ok((ranges, Some(format!("{tokens} tokens of {source}, ranges widened by {HEADROOM}"))))
 }
 
 /// A prompt step and a step of one token.
@@ -211,6 +287,7 @@ fn render(report: &Report) -> String {
     report.files.iter().for_each(|file| line(&mut text, "", file.clone()));
     let Written { bundle_bytes, files, .. } = report.written;
     line(&mut text, "bundle", format!("{} ({} in {files} files)", report.bundle, bytes(bundle_bytes)));
+    report.calibration.iter().for_each(|from| line(&mut text, "calibration", from.clone()));
     let compiler = match &report.compiled {
         Some(files) => format!("ncc-tflite made {}", files.join(", ")),
         None => {
@@ -218,7 +295,12 @@ fn render(report: &Report) -> String {
         }
     };
     line(&mut text, "compiler", compiler);
-    let (fit, proof, write) = (report.fit_ms, report.proof_ms, report.write_ms);
-    line(&mut text, "time", format!("check and mends {fit:.0} ms, proofs {proof:.0} ms, writing {write:.0} ms"));
+    let Times { fit_ms, proof_ms, calibrate_ms, write_ms } = report.times;
+    let [fit_ms, proof_ms, calibrate_ms, write_ms] = [fit_ms, proof_ms, calibrate_ms, write_ms].map(|time| time.0);
+    let calibration =
+        if report.calibration.is_none() { String::new() } else { format!(", calibration {calibrate_ms:.0} ms") };
+    let times =
+        format!("check and mends {fit_ms:.0} ms, proofs {proof_ms:.0} ms{calibration}, writing {write_ms:.0} ms");
+    line(&mut text, "time", times);
     text
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use npuc::ir::Graph;
 use npuc::model::Port;
+use npuc::quant::Recorder;
 use npuc::{Code, Diagnostic, Result, Tensor};
 use rayon::ThreadPool;
 
@@ -18,7 +19,7 @@ use super::litert::{LiteRt, Model};
 /// What computes a segment.
 pub enum Segment {
     /// npuc's own executor.
-    Host(HostStep),
+    Host(Box<HostStep>),
     /// A TFLite file in the LiteRT interpreter.
     LiteRt(Model, Rc<RefCell<LiteRt>>),
 }
@@ -26,7 +27,7 @@ pub enum Segment {
 impl Segment {
     /// A segment on the host.
     pub fn host(graph: &Graph, weights: &BTreeMap<String, Tensor>, pool: Arc<ThreadPool>) -> Result<Segment> {
-        Ok(Segment::Host(HostStep::new(graph, weights, &[], pool)?))
+        Ok(Segment::Host(Box::new(HostStep::new(graph, weights, &[], pool)?)))
     }
 
     /// Names and element counts of the input ports, in order.
@@ -196,6 +197,15 @@ impl Chain {
     /// The elements of an output port after a step.
     pub fn output(&self, port: usize) -> &[f32] {
         &self.slots[self.results[port]]
+    }
+
+    /// What the segments on the host recorded.
+    pub(crate) fn into_recorders(self) -> Vec<Recorder> {
+        let recorder = |link: Link| match link.segment {
+            Segment::Host(step) => step.into_recorder(),
+            Segment::LiteRt(..) => None,
+        };
+        self.links.into_iter().filter_map(recorder).collect()
     }
 
     /// Computes one step, segment by segment.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use npuc::exec::Executor;
 use npuc::ir::{Graph, ValueId};
+use npuc::quant::Recorder;
 use npuc::{Code, Diagnostic, Result, Tensor};
 use rayon::ThreadPool;
 
@@ -32,6 +33,8 @@ pub fn thread_pool(threads: usize) -> Result<Arc<ThreadPool>> {
 pub struct HostStep {
     executor: Executor,
     pool: Arc<ThreadPool>,
+    /// Sees every value as it is computed, where ranges are wanted.
+    recorder: Option<Recorder>,
 }
 
 impl HostStep {
@@ -42,13 +45,27 @@ impl HostStep {
         keep: &[ValueId],
         pool: Arc<ThreadPool>,
     ) -> Result<HostStep> {
-        Ok(HostStep { executor: Executor::new(graph, weights, keep)?, pool })
+        Ok(HostStep { executor: Executor::new(graph, weights, keep)?, pool, recorder: None })
+    }
+
+    /// The same, recording the ranges of all values of the graph.
+    pub fn recording(mut self, graph: &Graph) -> HostStep {
+        self.recorder = Some(Recorder::new(graph));
+        self
+    }
+
+    /// What was recorded, if anything was to be.
+    pub fn into_recorder(self) -> Option<Recorder> {
+        self.recorder
     }
 
     /// Computes one step from the buffers of the input ports, in port order.
     pub fn run(&mut self, inputs: &[&[Vec<f32>]]) {
-        let executor = &mut self.executor;
-        self.pool.install(|| executor.run(inputs));
+        let (executor, recorder) = (&mut self.executor, &mut self.recorder);
+        self.pool.install(|| match recorder {
+            None => executor.run(inputs),
+            Some(recorder) => executor.run_observed(inputs, &mut |id, elements| recorder.see(id, elements)),
+        });
     }
 
     /// The executor, for its ports and results.

@@ -1,8 +1,8 @@
 """Executes TFLite files with the LiteRT interpreter for a parent process.
 
 Frames on standard input and output: a length of 8 bytes (little-endian), then as many bytes. A request begins
-with a letter: L threads(4) path -> M and JSON of the ports; R model(4) and the f32 inputs one after the other
--> O and the f32 outputs one after the other. A failure is answered with E and its text.
+with a letter: L threads(4) path -> M and JSON of the ports; R model(4) and the inputs one after the other, each in
+its port's type -> O and the outputs likewise. A failure is answered with E and its text.
 """
 import json
 import os
@@ -20,8 +20,20 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType  # noqa: E402
 models = []
 
 
+def port(detail):
+    scale, zero_point = detail["quantization"]
+    kind = numpy.dtype(detail["dtype"]).name
+    return {
+        "name": detail["name"],
+        "shape": detail["shape"].tolist(),
+        "type": kind,
+        "scale": float(scale),
+        "zero_point": int(zero_point),
+    }
+
+
 def ports(details):
-    return [{"name": d["name"], "shape": d["shape"].tolist(), "f32": d["dtype"] == numpy.float32} for d in details]
+    return [port(detail) for detail in details]
 
 
 def load(body):
@@ -40,9 +52,9 @@ def run(body):
     at = 4
     for detail in inputs:
         count = int(numpy.prod(detail["shape"]))
-        value = numpy.frombuffer(body, numpy.float32, count, at).reshape(detail["shape"])
+        value = numpy.frombuffer(body, detail["dtype"], count, at).reshape(detail["shape"])
         interpreter.set_tensor(detail["index"], value)
-        at += 4 * count
+        at += value.nbytes
     interpreter.invoke()
     return b"O" + b"".join(interpreter.get_tensor(detail["index"]).tobytes() for detail in outputs)
 

@@ -36,20 +36,60 @@ pub struct LiteRt {
 }
 
 /// A port of a TFLite file.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PortInfo {
     /// The tensor's name.
     pub name: String,
     /// Its extents.
     pub shape: Vec<usize>,
-    /// Whether it holds f32.
-    f32: bool,
+    /// What its numbers are.
+    pub format: PortFormat,
+}
+
+/// What the numbers of a port are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PortFormat {
+    /// f32.
+    F32,
+    /// int16; the number `q` means `q · scale`.
+    Int16 {
+        /// The step between two numbers.
+        scale: f32,
+    },
 }
 
 impl PortInfo {
     /// The number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    fn len_bytes(&self) -> usize {
+        match self.format {
+            PortFormat::F32 => 4 * self.elements(),
+            PortFormat::Int16 { .. } => 2 * self.elements(),
+        }
+    }
+
+    /// Appends the port's bytes: in int16 the nearest number, and beyond the range the last one, -32768 or 32767. NaN is not for int16 ports; it becomes 0.
+    fn put(&self, values: &[f32], to: &mut Vec<u8>) {
+        match self.format {
+            PortFormat::F32 => to.extend_from_slice(bytemuck::cast_slice(values)),
+            // The cast saturates.
+            PortFormat::Int16 { scale } => {
+                to.extend(values.iter().flat_map(|x| ((x / scale).round() as i16).to_le_bytes()))
+            }
+        }
+    }
+
+    /// The numbers that the port's bytes mean.
+    fn take(&self, bytes: &[u8]) -> Vec<f32> {
+        match self.format {
+            PortFormat::F32 => bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect(),
+            PortFormat::Int16 { scale } => {
+                bytes.chunks_exact(2).map(|q| f32::from(i16::from_le_bytes([q[0], q[1]])) * scale).collect()
+            }
+        }
     }
 }
 
@@ -65,8 +105,40 @@ pub struct Model {
 
 #[derive(Deserialize)]
 struct Ports {
-    inputs: Vec<PortInfo>,
-    outputs: Vec<PortInfo>,
+    inputs: Vec<RawPort>,
+    outputs: Vec<RawPort>,
+}
+
+/// A port as the interpreter describes it.
+#[derive(Deserialize)]
+struct RawPort {
+    name: String,
+    shape: Vec<usize>,
+    #[serde(rename = "type")]
+    ty: String,
+    scale: f32,
+    zero_point: i64,
+}
+
+impl RawPort {
+    /// Errors: a port that is neither f32 nor int16 around 0.
+    fn read(self) -> Result<PortInfo> {
+        let format = match (self.ty.as_str(), self.zero_point) {
+            ("float32", _) => PortFormat::F32,
+            ("int16", 0) if self.scale > 0.0 => PortFormat::Int16 { scale: self.scale },
+            (ty, zero_point) => {
+                return Err(Diagnostic::error(
+                    Code::ToolFailed,
+                    "a port of the TFLite file is of a kind npuc does not fill",
+                )
+                .subject(self.name)
+                .need("f32, or int16 with a scale and the zero point 0")
+                .have(format!("{ty} with the scale {} and the zero point {zero_point}", self.scale))
+                .into());
+            }
+        };
+        Ok(PortInfo { name: self.name, shape: self.shape, format })
+    }
 }
 
 impl LiteRt {
@@ -100,7 +172,7 @@ impl LiteRt {
 
     /// Loads a TFLite file, to be computed on `threads` threads.
     ///
-    /// Errors: [`Code::ToolFailed`] if the interpreter refuses it or ends; ports that are not f32.
+    /// Errors: [`Code::ToolFailed`] if the interpreter refuses it or ends; ports that are neither f32 nor int16.
     pub fn load(&mut self, path: &Path, threads: usize) -> Result<Model> {
         let threads = u32::try_from(threads).unwrap_or(u32::MAX);
         let request = [b"L", &threads.to_le_bytes()[..], path.as_os_str().as_encoded_bytes()].concat();
@@ -109,15 +181,18 @@ impl LiteRt {
         let ports: Ports = serde_json::from_slice(&answer).map_err(|e| {
             fault(&format!("the LiteRT interpreter describes the ports in a way npuc cannot read: {e}"))
         })?;
-        if let Some(port) = ports.inputs.iter().chain(&ports.outputs).find(|port| !port.f32) {
-            return Err(fault("a port of the TFLite file is not f32").subject(&port.name).into());
-        }
+        let read = |ports: Vec<RawPort>| {
+            let ports: Result<Vec<PortInfo>> = ports.into_iter().map(RawPort::read).collect();
+            ports.map_err(|e| e.in_file(path))
+        };
+        let (inputs, outputs) = (read(ports.inputs)?, read(ports.outputs)?);
         let index = self.models;
         self.models += 1;
-        Ok(Model { index, inputs: ports.inputs, outputs: ports.outputs })
+        Ok(Model { index, inputs, outputs })
     }
 
-    /// Computes the model from its inputs, in order; gives its outputs, in order.
+    /// Computes the model from its inputs, in order; gives its outputs, in order. What enters an int16 port is rounded
+    /// to the nearest of its numbers and saturates, which is what a mask is meant to do.
     ///
     /// Errors: [`Code::ToolFailed`] if the interpreter fails or ends.
     ///
@@ -128,14 +203,14 @@ impl LiteRt {
         let mut request = [b"R", &model.index.to_le_bytes()[..]].concat();
         for (port, values) in model.inputs.iter().zip(inputs) {
             assert_eq!(values.len(), port.elements(), "elements of the port `{}`", port.name);
-            request.extend_from_slice(bytemuck::cast_slice(values));
+            port.put(values, &mut request);
         }
         let answer = self.ask(request, b'O', "computing a step")?;
         let mut rest = &answer[..];
         let mut outputs = Vec::with_capacity(model.outputs.len());
         for port in &model.outputs {
-            let (now, later) = rest.split_at_checked(4 * port.elements()).ok_or_else(|| self.bad_answer())?;
-            outputs.push(now.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect());
+            let (now, later) = rest.split_at_checked(port.len_bytes()).ok_or_else(|| self.bad_answer())?;
+            outputs.push(port.take(now));
             rest = later;
         }
         if rest.is_empty() { Ok(outputs) } else { Err(self.bad_answer()) }
@@ -241,6 +316,28 @@ fn converse(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What enters an int16 port, and what it then means.
+    #[test]
+    fn ports_of_whole_numbers() {
+        let port = |ty: &str, scale: f32, zero_point: i64| {
+            RawPort { name: "p".into(), shape: vec![5], ty: ty.into(), scale, zero_point }.read()
+        };
+        let values = [0.0, 0.26, -0.24, 1e9, -1e9];
+        for (ty, scale, expected) in
+            [("int16", 0.5, [0.0, 0.5, 0.0, 16383.5, -16384.0]), ("float32", 0.0, [0.0, 0.26, -0.24, 1e9, -1e9])]
+        {
+            let port = port(ty, scale, 0).expect(ty);
+            let mut bytes = Vec::new();
+            port.put(&values, &mut bytes);
+            assert_eq!((bytes.len(), port.take(&bytes)), (port.len_bytes(), expected.to_vec()));
+        }
+        for (ty, scale, zero_point) in [("int8", 0.5, 0), ("int16", 0.5, 3), ("int16", 0.0, 0), ("int16", f32::NAN, 0)]
+        {
+            let error = port(ty, scale, zero_point).expect_err(ty);
+            assert!(error.diagnostics()[0].have.as_deref().is_some_and(|have| have.starts_with(ty)), "{error}");
+        }
+    }
 
     /// Stand-ins for an interpreter that goes wrong in every way.
     #[test]

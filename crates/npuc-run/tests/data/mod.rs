@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use npuc::model::StepShape;
+use npuc_run::toolchain::{Installed, Tool, find};
 
 /// The checkpoints that the repository owns.
 pub(crate) fn checkpoints() -> PathBuf {
@@ -19,6 +20,15 @@ pub(crate) fn fixtures() -> Option<PathBuf> {
     }
     eprintln!("NOT RUN: the fixtures are absent at {}", path.display());
     None
+}
+
+/// The LiteRT interpreter, if the tests that need it are to be run.
+pub(crate) fn litert_tool() -> Option<Installed> {
+    if std::env::var_os("NPUC_LITERT").is_none() {
+        eprintln!("NOT RUN: `cargo xtask litert` installs the LiteRT interpreter and runs this test");
+        return None;
+    }
+    Some(find(Tool::LiteRt).unwrap())
 }
 
 /// Step shapes from their text.

@@ -15,6 +15,7 @@ use crate::back::tflite::write_f32;
 use crate::back::{BackEnd, Emitted};
 use crate::diag::Result;
 use crate::front::Checkpoint;
+use crate::quant;
 use crate::target::{Mend, Target};
 use crate::tensor::{DType, SourceFile, Tensor};
 
@@ -31,6 +32,8 @@ pub struct Contents<'a> {
     pub precision: String,
     /// What was changed in the model's graphs so that they fit the target.
     pub mends: Vec<Mend>,
+    /// What masks hold where a position is hidden.
+    pub hidden_mask: i32,
     /// The graphs: the shape with most tokens first, those of one shape in the order of their execution.
     pub graphs: Vec<Emitted>,
     /// The weights of the checkpoint that go into [`WEIGHTS`].
@@ -78,6 +81,8 @@ pub enum ExtraContent {
     Bytes(Vec<u8>),
     /// The embedding table of that name as f32, row-major; the runner reads it from there too.
     Table(String, Tensor),
+    /// A table as int16 of that scale, row-major, for the target's runtime alone.
+    Int16Table(Tensor, f32),
 }
 
 impl ExtraContent {
@@ -85,6 +90,7 @@ impl ExtraContent {
         match self {
             ExtraContent::Bytes(bytes) => bytes.len() as u64,
             ExtraContent::Table(_, tensor) => (tensor.shape.elements().unwrap_or(0) as u64).saturating_mul(4),
+            ExtraContent::Int16Table(tensor, _) => (tensor.shape.elements().unwrap_or(0) as u64).saturating_mul(2),
         }
     }
 }
@@ -148,7 +154,7 @@ pub fn write(
         precision: contents.precision,
         mends: contents.mends,
         protocol: target.protocol,
-        hidden_mask: target.hidden_mask,
+        hidden_mask: contents.hidden_mask,
         model: checkpoint.config.clone(),
         checkpoint: source_records(checkpoint)?,
         graphs: records,
@@ -198,6 +204,9 @@ fn write_extra(
 ) -> Result<FileRecord> {
     match content {
         ExtraContent::Bytes(bytes) => staging.write(&path, &bytes),
+        ExtraContent::Int16Table(tensor, scale) => {
+            staging.stream(&path, |out| quant::write_rows(&tensor, quant::WeightFormat::Int16, &[scale], out))
+        }
         ExtraContent::Table(name, tensor) => {
             let file = staging.stream(&path, |out| write_f32(&tensor, out))?;
             let (dtype, shape) = (DType::F32.name().into(), tensor.shape.to_vec());

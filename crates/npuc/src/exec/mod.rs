@@ -57,6 +57,9 @@ pub struct Executor {
     /// Name, slot and element count of each output port.
     outputs: Vec<(String, usize, usize)>,
     kept: BTreeMap<ValueId, (usize, usize)>,
+    /// The values of the input ports, and of the first steps; later steps copy what leaves.
+    entering: Vec<ValueId>,
+    computed: Vec<ValueId>,
 }
 
 impl Executor {
@@ -76,6 +79,8 @@ impl Executor {
             inputs,
             outputs,
             kept,
+            entering: graph.ids().filter(|&id| graph.value(id).def == Def::Input).collect(),
+            computed: graph.ids().filter(|&id| has_step(&graph.value(id).def)).collect(),
         })
     }
 
@@ -95,9 +100,20 @@ impl Executor {
     /// # Panics
     /// If a port's buffer is absent or has another length than the port.
     pub fn run(&mut self, inputs: &[&[Vec<f32>]]) {
-        for (port, (name, len)) in self.inputs.iter().enumerate() {
+        self.run_observed(inputs, &mut |_, _| {});
+    }
+
+    /// [`Executor::run`], which lets `observe` see the elements of every input and then of every value right after it
+    /// is computed. A reshape has the elements of its operand and is not told.
+    ///
+    /// # Panics
+    /// As [`Executor::run`].
+    pub fn run_observed(&mut self, inputs: &[&[Vec<f32>]], observe: &mut dyn FnMut(ValueId, &[f32])) {
+        for ((port, (name, len)), &value) in self.inputs.iter().enumerate().zip(&self.entering) {
             assert_eq!(input(inputs, port).len(), *len, "elements of the port `{name}`");
+            observe(value, input(inputs, port));
         }
+        let mut computed = self.computed.iter();
         for step in &self.steps {
             let mut out = std::mem::take(&mut self.slots[step.slot]);
             let read = |operand: &'_ Operand| match &operand.place {
@@ -107,6 +123,9 @@ impl Executor {
                 Place::Stored(_) => unreachable!("only projections take stored weights, and read them as such"),
             };
             ops::compute(step, read, &self.stored, &mut out[..elements(&step.shape)]);
+            if let Some(&value) = computed.next() {
+                observe(value, &out[..elements(&step.shape)]);
+            }
             self.slots[step.slot] = out;
         }
     }
@@ -126,6 +145,14 @@ impl Executor {
 /// Bytes of the buffers that hold the intermediate values of a graph that keeps the rules of the IR.
 pub fn buffer_bytes(graph: &Graph) -> u64 {
     place(graph, &[]).slots.iter().map(|&len| (len * size_of::<f32>()) as u64).sum()
+}
+
+/// Whether a value is computed by a step of its own, in the order of the graph.
+const fn has_step(def: &Def) -> bool {
+    match def {
+        Def::Input | Def::Weight | Def::Op { op: Op::Reshape { .. }, .. } => false,
+        Def::Op { .. } => true,
+    }
 }
 
 fn input<'a>(groups: &[&'a [Vec<f32>]], port: usize) -> &'a [f32] {

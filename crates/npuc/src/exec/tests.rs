@@ -71,7 +71,14 @@ fn check(case: &Case, threads: usize) -> Vec<Vec<f32>> {
     }
     // Without kept values buffers are used again, which must change nothing.
     let mut plain = Executor::new(graph, &tensors, &[]).unwrap();
-    pool.install(|| plain.run(&[&buffers]));
+    let mut observed = BTreeMap::new();
+    pool.install(|| plain.run_observed(&[&buffers], &mut |id, x| _ = observed.insert(id, x.to_vec())));
+    for id in graph.ids() {
+        match &graph.value(id).def {
+            Def::Weight | Def::Op { op: Op::Reshape { .. }, .. } => assert!(!observed.contains_key(&id)),
+            Def::Input | Def::Op { .. } => assert_eq!(executor.kept(id), observed.get(&id).map(Vec::as_slice)),
+        }
+    }
     let outputs: Vec<Vec<f32>> = (0..graph.outputs.len()).map(|port| plain.output(port).to_vec()).collect();
     for (output, port) in graph.outputs.iter().zip(&outputs) {
         assert_eq!(executor.kept(output.value).unwrap(), port, "{}\n{graph}", output.name);

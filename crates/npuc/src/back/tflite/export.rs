@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 
-use super::{PASSES, Storage, contract, emit, ncc};
+use super::{PASSES, PortScale, Storage, contract, emit, ncc};
 use crate::back::{BackEnd, Emitted};
 use crate::build::weight_types;
 use crate::bundle::write::{ExtraContent, ExtraFile};
@@ -15,14 +15,17 @@ use crate::fit::Request;
 use crate::front::config::RopeScaling;
 use crate::front::{Checkpoint, ModelConfig, SpecialTokens};
 use crate::ir::{Def, Graph, Type, Value};
-use crate::model::{self, Part, StepShape, llama};
+use crate::model::{self, Part, Port, StepShape, llama};
 use crate::pass::{self, Pass};
 use crate::place::{self, Side};
+use crate::quant;
 use crate::target::{self, Mend, Target};
 use crate::tensor::{DType, Tensor};
 
 /// The name of the embedding table's file: f32, row-major `[vocab, hidden]`, no header.
 pub const EMBEDDING_FILE: &str = "embedding_fp32.bin";
+/// The same in int16, with the scale of the first chunk's port `embeds`.
+pub const EMBEDDING_FILE_INT16: &str = "embedding_int16.bin";
 
 /// One graph of an export.
 #[derive(Clone, Debug)]
@@ -86,8 +89,8 @@ pub struct Export<'a> {
     pub request: &'a Request,
     /// The parts of the model.
     pub parts: &'a [Part],
-    /// How matrices are stored.
-    pub storage: Storage,
+    /// How each part is stored, all in one precision.
+    pub storage: &'a [Storage<'a>],
 }
 
 /// What was exported.
@@ -108,26 +111,28 @@ pub struct Exported<'a> {
 /// Emits a model. Weights are read when the files are written.
 ///
 /// Errors: shapes that the runtime cannot have; a name that no file can have; what [`chunks`], [`target::check()`] and
-/// [`emit`] refuse.
+/// [`emit`] refuse; parts in different precisions or whose scales differ where they meet; operations on the CPU between
+/// parts in whole numbers.
 pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exported<'a>> {
     let Export { model, request, parts, storage } = *export;
-    if model.is_empty() || model.contains(['/', '\\']) {
-        let fault = Diagnostic::error(Code::BadArgument, "the model's name cannot be part of a file name");
-        return Err(fault.need("a name without `/` and `\\`").have(model).into());
-    }
+    check_request(export)?;
     let types = weight_types(&checkpoint.tensors);
     let mut pieces: Vec<Piece> = Vec::new();
     for chunk in chunks(&checkpoint.config, &types, request, parts)? {
         pieces.extend(cut(chunk, model, request)?);
     }
-    let mut graphs: Vec<Emitted> = Vec::new();
-    let mut stems: BTreeMap<StepShape, Vec<String>> = BTreeMap::new();
-    let mut to_compile: Vec<ncc::File> = Vec::new();
+    let integers = storage.iter().any(|storage| matches!(storage, Storage::Integer { .. }));
     let on_cpu = pieces.iter().any(|piece| piece.stem.is_none());
-    let mut host_weights: BTreeSet<String> = BTreeSet::new();
+    if integers && on_cpu {
+        return Err(cpu_between_integers());
+    }
     let npu = pieces.iter().filter(|piece| piece.stem.is_some()).flat_map(|piece| weight_names(&piece.graph));
     let npu: BTreeSet<String> = npu.map(str::to_owned).collect();
-    for Piece { shape, graph, stem } in pieces {
+    let mut host_weights: BTreeSet<String> = BTreeSet::new();
+    let mut graphs: Vec<Emitted> = Vec::new();
+    let mut stems: BTreeMap<StepShape, Vec<String>> = BTreeMap::new();
+    for Piece { shape, part, graph, stem } in pieces {
+        let storage = storage[part];
         let Some(stem) = stem else {
             let graph = for_the_host(graph, &npu, storage);
             let own = weight_names(&graph).filter(|name| *name != llama::EMBEDDING && !npu.contains(*name));
@@ -139,28 +144,25 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
         let file = emit(&checked, &checkpoint.tensors, storage)?;
         let graph = stored_as(checked.graph(), storage);
         graphs.push(Emitted { shape, graph, file: Some((format!("{stem}.tflite"), file)) });
-        to_compile.push(ncc::File::of(&stem, shape));
         stems.entry(shape).or_default().push(stem);
     }
-    let embedding = checkpoint.tensors.get(llama::EMBEDDING).ok_or_else(|| {
-        Diagnostic::error(Code::MissingTensor, "the model has no embedding table").subject(llama::EMBEDDING)
-    })?;
-    let table = ExtraContent::Table(llama::EMBEDDING.into(), embedding.clone());
-    let mut files = vec![ExtraFile { path: EMBEDDING_FILE.into(), content: table }];
-    let mut warnings = Vec::new();
-    if request.target.back_end == Some(BackEnd::Tflite) {
-        runtime_shapes(&request.shapes)?;
+    check_boundaries(&graphs)?;
+    let scale = first_scale(&graphs);
+    if scale.is_some() {
+        // The runner embeds with the table as the checkpoint has it.
+        host_weights.insert(llama::EMBEDDING.into());
     }
+    let (mut files, mut warnings) = (vec![embedding(checkpoint, scale)?], Vec::new());
     if on_cpu {
         warnings.push(no_runtime());
     } else if request.target.back_end == Some(BackEnd::Tflite) {
         let (prompt, generation) = runtime_shapes(&request.shapes)?;
-        let yaml = runtime_yaml(checkpoint, prompt, generation, [&stems[&prompt], &stems[&generation]]);
-        files.push(ExtraFile { path: format!("{model}.yaml"), content: ExtraContent::Bytes(yaml.into_bytes()) });
+        let yaml = Yaml { prompt, generation, stems: &stems, embeds: scale, logits: logits_scale(&graphs) };
+        let text = runtime_yaml(checkpoint, &yaml).into_bytes();
+        files.push(ExtraFile { path: format!("{model}.yaml"), content: ExtraContent::Bytes(text) });
         warnings.extend(rope_warning(&checkpoint.config));
     }
-    let has_compiler = request.target.flags.iter().any(|flag| flag.flag.0.starts_with("--arch="));
-    let compiler = has_compiler.then(|| ncc::plan(&request.target, &request.question, &to_compile)).transpose()?;
+    let compiler = compiler(request, &stems)?;
     if let Some(plan) = &compiler {
         warnings.extend(plan.warnings.iter().cloned());
         let script = ExtraContent::Bytes(plan.script().into_bytes());
@@ -171,9 +173,97 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
     Ok(Exported { graphs, weights, files, compiler, warnings })
 }
 
+/// What no target of MediaTek's can have, before any work.
+fn check_request(export: &Export<'_>) -> Result<()> {
+    let Export { model, request, parts, storage } = *export;
+    if model.is_empty() || model.contains(['/', '\\']) {
+        let fault = Diagnostic::error(Code::BadArgument, "the model's name cannot be part of a file name");
+        return Err(fault.need("a name without `/` and `\\`").have(model).into());
+    }
+    let names: BTreeSet<&str> = storage.iter().map(|storage| storage.precision()).collect();
+    if names.len() != 1 || storage.len() != parts.len() {
+        return Err(Diagnostic::error(Code::BadArgument, "the parts are not stored in one way")
+            .need(format!("one precision for {} parts", parts.len()))
+            .have(storage.iter().map(|storage| storage.precision()).collect::<Vec<_>>().join(","))
+            .into());
+    }
+    if request.target.back_end == Some(BackEnd::Tflite) {
+        runtime_shapes(&request.shapes)?;
+    }
+    Ok(())
+}
+
+/// The calls of MediaTek's compiler, in the order of the graphs; none for a target whose file names no `--arch`.
+fn compiler(request: &Request, stems: &BTreeMap<StepShape, Vec<String>>) -> Result<Option<ncc::Plan>> {
+    if !request.target.flags.iter().any(|flag| flag.flag.0.starts_with("--arch=")) {
+        return Ok(None);
+    }
+    let of_shape = |shape: &StepShape| {
+        let stems = stems.get(shape).into_iter().flatten();
+        stems.map(|stem| ncc::File::of(stem, *shape)).collect::<Vec<_>>()
+    };
+    let files: Vec<ncc::File> = request.shapes.iter().flat_map(of_shape).collect();
+    ncc::plan(&request.target, &request.question, &files).map(Some)
+}
+
+/// The table of embeddings as the runtime reads it, for the port `embeds` of that scale.
+fn embedding(checkpoint: &Checkpoint, scale: Option<f32>) -> Result<ExtraFile> {
+    let tensor = checkpoint.tensors.get(llama::EMBEDDING).ok_or_else(|| {
+        Diagnostic::error(Code::MissingTensor, "the model has no embedding table").subject(llama::EMBEDDING)
+    })?;
+    let Some(scale) = scale else {
+        let content = ExtraContent::Table(llama::EMBEDDING.into(), tensor.clone());
+        return Ok(ExtraFile { path: EMBEDDING_FILE.into(), content });
+    };
+    quant::saturated(llama::EMBEDDING, tensor, scale)?;
+    Ok(ExtraFile { path: EMBEDDING_FILE_INT16.into(), content: ExtraContent::Int16Table(tensor.clone(), scale) })
+}
+
+/// The scale with which the first file takes embeddings; `None` in f32.
+fn first_scale(graphs: &[Emitted]) -> Option<f32> {
+    let (_, file) = graphs.iter().find_map(|graph| graph.file.as_ref())?;
+    file.inputs().first()?.scale
+}
+
+/// The scale with which the last file gives scores; `None` in f32.
+fn logits_scale(graphs: &[Emitted]) -> Option<f32> {
+    let (_, file) = graphs.last()?.file.as_ref()?;
+    file.outputs().first()?.scale
+}
+
+/// The residual stream leaves one part with the scale with which it enters the next.
+fn check_boundaries(graphs: &[Emitted]) -> Result<()> {
+    let name = Port::Hidden.to_string();
+    let scale = |ports: &[PortScale]| ports.iter().find(|port| port.name == name).map(|port| port.scale);
+    for pair in graphs.windows(2) {
+        let [Emitted { shape, file: Some((_, first)), .. }, Emitted { shape: next, file: Some((path, second)), .. }] =
+            pair
+        else {
+            continue;
+        };
+        let (out, into) = (scale(first.outputs()), scale(second.inputs()));
+        if shape == next && out != into {
+            let fault = Diagnostic::error(Code::BadRange, "two neighbouring parts have other scales where they meet");
+            let fault = fault.subject(path).need("one range of `hidden` on both sides");
+            return Err(fault.have(format!("{out:?} and {into:?}")).into());
+        }
+    }
+    Ok(())
+}
+
+fn cpu_between_integers() -> crate::Error {
+    Diagnostic::error(Code::Misfit, "npuc cannot put operations on the CPU between files in whole numbers yet")
+        .subject("--place")
+        .need("all operations on the NPU, or a float precision")
+        .help("leave out the rules of --place, or use --precision FP")
+        .into()
+}
+
 /// A graph of one chunk that one side computes.
 struct Piece {
     shape: StepShape,
+    /// The place of its part among the parts.
+    part: usize,
     graph: Graph,
     /// The name of the file without its ending; absent on the CPU.
     stem: Option<String>,
@@ -183,13 +273,13 @@ struct Piece {
 fn cut(chunk: Chunk, model: &str, request: &Request) -> Result<Vec<Piece>> {
     let stem = chunk.stem(model, &request.question.precision.name);
     let placement = request.assign(&chunk.graph);
-    let shape = chunk.shape;
+    let (shape, part) = (chunk.shape, chunk.number);
     if placement.count(Side::Cpu) == 0 {
-        return Ok(vec![Piece { shape, graph: chunk.graph, stem: Some(stem) }]);
+        return Ok(vec![Piece { shape, part, graph: chunk.graph, stem: Some(stem) }]);
     }
     let piece = |(place, segment): (usize, place::Segment)| {
         let stem = (segment.side == Side::Npu).then(|| format!("{stem}_s{place}"));
-        Piece { shape, graph: segment.graph, stem }
+        Piece { shape, part, graph: segment.graph, stem }
     };
     Ok(place::segments(&chunk.graph, &placement)?.into_iter().enumerate().map(piece).collect())
 }
@@ -200,7 +290,7 @@ fn weight_names(graph: &Graph) -> impl Iterator<Item = &str> {
 
 /// The graph over weights as the bundle has them: those that files of the NPU or the embedding table hold already as
 /// these do, the others as the checkpoint does.
-fn for_the_host(graph: Graph, npu: &BTreeSet<String>, storage: Storage) -> Graph {
+fn for_the_host(graph: Graph, npu: &BTreeSet<String>, storage: Storage<'_>) -> Graph {
     let held = stored_as(&graph, storage);
     let mut graph = graph;
     for (value, held) in graph.values.iter_mut().zip(held.values) {
@@ -221,13 +311,14 @@ fn no_runtime() -> Diagnostic {
 }
 
 /// The graph over its weights in the formats that the file stores them in.
-fn stored_as(graph: &Graph, storage: Storage) -> Graph {
+fn stored_as(graph: &Graph, storage: Storage<'_>) -> Graph {
     let mut graph = graph.clone();
     for Value { ty, def, .. } in &mut graph.values {
         match (def, storage) {
             (Def::Weight, Storage::F16) if ty.shape.len() > 1 => ty.dtype = DType::F16,
             (Def::Weight, Storage::F16 | Storage::F32) => ty.dtype = DType::F32,
-            (Def::Input | Def::Op { .. }, _) => {}
+            // Whole numbers are no format that the host reads.
+            (Def::Weight, Storage::Integer { .. }) | (Def::Input | Def::Op { .. }, _) => {}
         }
     }
     graph
@@ -267,13 +358,20 @@ fn rope_warning(config: &ModelConfig) -> Option<Diagnostic> {
     )
 }
 
-/// The YAML that the runtime reads.
-fn runtime_yaml(
-    checkpoint: &Checkpoint,
+/// What the runtime's YAML says besides the model's sizes.
+struct Yaml<'a> {
     prompt: StepShape,
     generation: StepShape,
-    [prompt_stems, generation_stems]: [&[String]; 2],
-) -> String {
+    /// The names of the files of each shape, without their endings.
+    stems: &'a BTreeMap<StepShape, Vec<String>>,
+    /// The scales of `embeds` and of the logits, in int16.
+    embeds: Option<f32>,
+    logits: Option<f32>,
+}
+
+/// The YAML that the runtime reads.
+fn runtime_yaml(checkpoint: &Checkpoint, yaml: &Yaml<'_>) -> String {
+    let &Yaml { prompt, generation, stems, embeds, logits } = yaml;
     let ModelConfig::Llama(config) = &checkpoint.config;
     let mut text = String::from("modelOptions:\n");
     // Writing to a string cannot fail.
@@ -288,17 +386,17 @@ fn runtime_yaml(
     line(&mut text, "maxTokenLength", &config.max_positions);
     line(&mut text, "rotEmbBase", &format!("{:?}", config.rope.theta));
     for key in ["modelInputType", "modelOutputType", "cacheType", "maskType", "rotEmbType"] {
-        line(&mut text, key, &"FP32");
+        line(&mut text, key, if embeds.is_some() { &"INT16" } else { &"FP32" });
     }
-    line(&mut text, "embOutputQuantScale", &0);
-    line(&mut text, "modelOutputQuantScale", &1);
+    line(&mut text, "embOutputQuantScale", &embeds.unwrap_or(0.0));
+    line(&mut text, "modelOutputQuantScale", &logits.unwrap_or(1.0));
     text.push_str("runtimeOptions:\n");
     special_tokens(&mut text, &checkpoint.special);
     text.push_str("  # The runtime reads tokenizers in forms of its own; name the files here.\n  tokenizerPath: []\n");
-    line(&mut text, "tokenEmbPath", &EMBEDDING_FILE);
-    for (key, stems) in [("dlaPromptPaths", prompt_stems), ("dlaGenPaths", generation_stems)] {
+    line(&mut text, "tokenEmbPath", if embeds.is_some() { &EMBEDDING_FILE_INT16 } else { &EMBEDDING_FILE });
+    for (key, shape) in [("dlaPromptPaths", prompt), ("dlaGenPaths", generation)] {
         line(&mut text, key, &"");
-        stems.iter().for_each(|stem| _ = writeln!(text, "    - {}", quoted(&format!("{stem}.dla"))));
+        stems[&shape].iter().for_each(|stem| _ = writeln!(text, "    - {}", quoted(&format!("{stem}.dla"))));
     }
     text.push_str("  sharedWeightsPaths: []\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()

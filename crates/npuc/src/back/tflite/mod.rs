@@ -1,4 +1,4 @@
-//! The TFLite back end: one file per graph, in f32, made of built-in operators only.
+//! The TFLite back end: one file per graph, in f32 or int16, made of built-in operators only.
 //!
 //! MediaTek's compiler (`ncc-tflite`) and the LiteRT interpreter read these files. [`contract`] first puts a step
 //! graph behind the ports that MediaTek's GenAI runtime drives.
@@ -8,9 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::{Def, Graph, Op, ValueId};
 use crate::pass::Pass;
+use crate::quant::{Ranges, WeightFormat};
 use crate::target::Checked;
 use crate::tensor::{self, Tensor};
 
+mod emit;
 mod export;
 pub mod ncc;
 mod ops;
@@ -19,11 +21,13 @@ mod schema;
 mod write;
 
 #[cfg(test)]
+mod integer_tests;
+#[cfg(test)]
 mod tests;
 
-pub use export::{Chunk, EMBEDDING_FILE, Export, Exported, chunks, export};
+pub use export::{Chunk, EMBEDDING_FILE, EMBEDDING_FILE_INT16, Export, Exported, chunks, export};
 pub use ports::{HIDDEN_MASK, contract};
-pub use write::{FILE_LIMIT_BYTES, StoredWeight, TfliteFile, write_f32};
+pub use write::{FILE_LIMIT_BYTES, PortScale, StoredWeight, TfliteFile, write_f32};
 
 /// The passes that leave only operations with a TFLite form. Softmax stays whole.
 pub const PASSES: &[Pass] =
@@ -35,13 +39,33 @@ pub(super) fn emits(op: &str) -> bool {
     crate::ir::Op::NAMES.contains(&op) && !decomposed.contains(&op)
 }
 
-/// How matrices are stored; all arithmetic is in f32, and so are gains and biases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Storage {
-    /// Four bytes a number.
+/// How matrices are stored, and with that what is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Storage<'a> {
+    /// Four bytes a number; arithmetic is in f32.
     F32,
-    /// Two bytes a number, widened by a DEQUANTIZE before use.
+    /// Two bytes a number, widened by a DEQUANTIZE before use; arithmetic, gains and biases are in f32.
     F16,
+    /// Whole numbers with a scale for each output channel, int64 biases, and int16 activations with a scale for each
+    /// tensor, see [`scales`](crate::quant::scales()). RMS normalisations and the residual stream are computed in f32.
+    Integer {
+        /// How matrices are stored.
+        weights: WeightFormat,
+        /// The ranges of the part of the model that the graph computes.
+        ranges: &'a Ranges,
+    },
+}
+
+impl Storage<'_> {
+    /// MediaTek's name of the precision, which is part of file names.
+    pub const fn precision(self) -> &'static str {
+        match self {
+            Storage::F32 | Storage::F16 => "FP",
+            Storage::Integer { weights: WeightFormat::Int16, .. } => "16W16A",
+            Storage::Integer { weights: WeightFormat::Int8, .. } => "8W16A",
+            Storage::Integer { weights: WeightFormat::Int4, .. } => "4W16A",
+        }
+    }
 }
 
 /// The graph as a TFLite file over the weights of those names. Ports keep their names and order. A computed
@@ -49,43 +73,13 @@ pub enum Storage {
 ///
 /// The matrix of a convolution is written as its filter `[out, 1, 1, in]`.
 ///
+/// With [`Storage::Integer`] every port is int16.
+///
 /// Errors: an operation without a TFLite form; a matrix that is a filter and something else too; a port that is no result of its own; an extent above 2^31; a
-/// weight that is absent, of another shape or beyond the range of `storage`; a file that would reach [`FILE_LIMIT_BYTES`].
-pub fn emit(graph: &Checked, weights: &BTreeMap<String, Tensor>, storage: Storage) -> Result<TfliteFile> {
-    let graph = graph.graph();
-    let mut writer = write::Writer::new();
-    let ports = output_names(graph)?;
-    let filters = filters(graph)?;
-    let mut tensors: Vec<i32> = Vec::with_capacity(graph.values.len());
-    let mut inputs = Vec::new();
-    for (id, value) in graph.ids().zip(&graph.values) {
-        let shape = dims(&value.ty.shape)?;
-        tensors.push(match &value.def {
-            Def::Input => {
-                inputs.push(writer.value(value.name.clone(), shape));
-                inputs[inputs.len() - 1]
-            }
-            Def::Weight => {
-                let (name, tensor) = (value.name.clone(), weight(weights, value)?);
-                let shape = if filters.contains(&id) { vec![shape[0], 1, 1, shape[1]] } else { shape };
-                match storage {
-                    Storage::F16 if shape.len() > 1 => writer.half_weight(name, shape, tensor)?,
-                    Storage::F16 | Storage::F32 => writer.weight(name, shape, tensor),
-                }
-            }
-            Def::Op { op, args } => {
-                let port = ports.get(&id).map(|&port| port.to_owned());
-                let name = port.unwrap_or_else(|| format!("{}/{}.{}", value.name, op.name(), id.0));
-                let result = writer.value(name, shape);
-                let ranks: Vec<usize> = args.iter().map(|&arg| graph.value(arg).ty.shape.len()).collect();
-                let args: Vec<i32> = args.iter().map(|arg| tensors[arg.index()]).collect();
-                ops::lower(&mut writer, op, &ops::Call { value, args: &args, ranks: &ranks, result })?;
-                result
-            }
-        });
-    }
-    let outputs: Vec<i32> = graph.outputs.iter().map(|output| tensors[output.value.index()]).collect();
-    writer.finish(&graph.name, &inputs, &outputs)
+/// weight that is absent, of another shape or beyond the range of `storage`; a range that is not known or has no
+/// scale ([`Code::BadRange`]); a file that would reach [`FILE_LIMIT_BYTES`].
+pub fn emit(graph: &Checked, weights: &BTreeMap<String, Tensor>, storage: Storage<'_>) -> Result<TfliteFile> {
+    emit::emit(graph.graph(), weights, storage)
 }
 
 /// The weights that are matrices of convolutions and nothing else.

@@ -1,7 +1,7 @@
 //! Every operation of the IR as built-in operators of TFLite, all of which MediaTek's MDLA 5 takes.
 
 use super::schema::Builtin;
-use super::write::Writer;
+use super::write::{Form, Writer};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::{Op, Value};
 
@@ -13,6 +13,8 @@ pub(super) struct Call<'a> {
     pub(super) args: &'a [i32],
     /// The ranks of the operands.
     pub(super) ranks: &'a [usize],
+    /// How the first operand is held.
+    pub(super) form: Form,
     /// The tensor of the result.
     pub(super) result: i32,
 }
@@ -92,18 +94,25 @@ fn conv(writer: &mut Writer, shape: &[i32], call: &Call<'_>) {
 /// `scale · x + offset`: a product, a sum or both.
 fn affine(writer: &mut Writer, scale: f32, offset: f32, shape: Vec<i32>, call: &Call<'_>) {
     let Some(&x) = call.args.first() else { return };
+    let int16 = call.form != Form::Real;
     if offset == 0.0 {
-        let scale = writer.scalar(scale);
+        let scale = writer.scalar(scale, int16);
         return writer.operator(Builtin::Mul, vec![x, scale], call.result);
     }
     let scaled = if scale == 1.0 {
         x
     } else {
-        let factor = writer.scalar(scale);
-        let scaled = writer.value(format!("{}/affine.{}.scaled", call.value.name, call.result), shape);
+        let form = match call.form {
+            // Zeros need a scale too.
+            Form::Int16 { scale: of } if scale == 0.0 => Form::Int16 { scale: of },
+            Form::Int16 { scale: of } => Form::Int16 { scale: of * scale.abs() },
+            Form::Real => Form::Real,
+        };
+        let factor = writer.scalar(scale, int16);
+        let scaled = writer.value(format!("{}/affine.{}.scaled", call.value.name, call.result), form, shape);
         writer.operator(Builtin::Mul, vec![x, factor], scaled);
         scaled
     };
-    let offset = writer.scalar(offset);
+    let offset = writer.scalar(offset, int16);
     writer.operator(Builtin::Add, vec![scaled, offset], call.result);
 }

@@ -2,6 +2,8 @@
 //!
 //! Only fields that differ from their defaults are written, as flatbuffers asks for.
 
+use std::sync::Arc;
+
 use flatbuffers::{FlatBufferBuilder, TableFinishedWIPOffset, WIPOffset};
 
 /// A finished table.
@@ -13,7 +15,7 @@ pub(super) const IDENTIFIER: &str = "TFL3";
 pub(super) const VERSION: u32 = 3;
 
 /// `TensorType`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum TensorType {
     /// IEEE single.
     Float32,
@@ -21,6 +23,14 @@ pub(super) enum TensorType {
     Float16,
     /// 32-bit signed whole numbers: axes, shapes, permutations.
     Int32,
+    /// 64-bit signed whole numbers: biases beside int16.
+    Int64,
+    /// 16-bit signed whole numbers.
+    Int16,
+    /// 8-bit signed whole numbers.
+    Int8,
+    /// 4-bit signed whole numbers, two a byte, the first in the low half.
+    Int4,
 }
 
 impl TensorType {
@@ -29,6 +39,10 @@ impl TensorType {
             TensorType::Float32 => 0,
             TensorType::Float16 => 1,
             TensorType::Int32 => 2,
+            TensorType::Int64 => 4,
+            TensorType::Int16 => 7,
+            TensorType::Int8 => 9,
+            TensorType::Int4 => 17,
         }
     }
 }
@@ -56,6 +70,7 @@ pub(super) enum Builtin {
     Logistic,
     Mean,
     Mul,
+    Quantize,
     ReduceMax,
     Reshape,
     Rsqrt,
@@ -89,18 +104,40 @@ impl Builtin {
             Builtin::Rsqrt => 76,
             Builtin::ReduceMax => 82,
             Builtin::Abs => 101,
+            Builtin::Quantize => 114,
             Builtin::BatchMatMul { .. } => 126,
         }
     }
 
-    /// The version of the operator that float operands and these options need. FULLY_CONNECTED keeps ranks
-    /// from version 5 on and goes without a bias from version 6 on, DEQUANTIZE takes halves from version 3 on; all
-    /// else is in the first version.
-    pub(super) const fn version(self) -> i32 {
+    /// The version of the operator that operands of these types and these options need. Source: the table of versions
+    /// by types that comes with the interpreter (`op_version.cc`).
+    ///
+    /// In float FULLY_CONNECTED keeps ranks from version 5 on and goes without a bias from version 6 on, and DEQUANTIZE
+    /// takes halves and int16 from version 3 on. FULLY_CONNECTED of int16 with int8 has no version of its own.
+    pub(super) fn version(self, operands: &[TensorType]) -> i32 {
+        let int16 = operands.first() == Some(&TensorType::Int16);
         match self {
             Builtin::Dequantize => 3,
+            Builtin::Quantize => 2,
+            Builtin::FullyConnected { .. } if operands.get(1) == Some(&TensorType::Int4) => 13,
+            Builtin::FullyConnected { .. } if operands.get(1) == Some(&TensorType::Int16) => 7,
             Builtin::FullyConnected { bias: false, .. } => 6,
             Builtin::FullyConnected { keep_num_dims: true, bias: true } => 5,
+            Builtin::Sub | Builtin::Transpose if int16 => 5,
+            Builtin::Conv2d | Builtin::Mul | Builtin::Slice if int16 => 4,
+            Builtin::Add
+            | Builtin::BatchMatMul { .. }
+            | Builtin::Concatenation { .. }
+            | Builtin::Logistic
+            | Builtin::Mean
+            | Builtin::ReduceMax
+            | Builtin::Rsqrt
+            | Builtin::Softmax
+                if int16 =>
+            {
+                3
+            }
+            Builtin::Exp if int16 => 2,
             Builtin::FullyConnected { keep_num_dims: false, bias: true }
             | Builtin::Abs
             | Builtin::Add
@@ -124,8 +161,11 @@ impl Builtin {
     }
 
     /// `BuiltinOptions` and the table, for operators that have one.
-    fn options(self, fbb: &mut FlatBufferBuilder<'_>, shape: &[i32]) -> Option<(u8, Table)> {
+    fn options(self, fbb: &mut FlatBufferBuilder<'_>, operands: &[TensorType], shape: &[i32]) -> Option<(u8, Table)> {
         let plain = |fbb: &mut FlatBufferBuilder<'_>| table(fbb, |_| {});
+        let int16 = operands.first() == Some(&TensorType::Int16);
+        // Scales need not be powers of two.
+        let any_scale = |fbb: &mut FlatBufferBuilder<'_>| table(fbb, |fbb| fbb.push_slot(slot(1), !int16, true));
         Some(match self {
             Builtin::Abs | Builtin::Logistic | Builtin::Rsqrt => return None,
             Builtin::Conv2d => {
@@ -137,11 +177,18 @@ impl Builtin {
                 (1, table(fbb, fields))
             }
             Builtin::FullyConnected { keep_num_dims, .. } => {
-                (8, table(fbb, |fbb| fbb.push_slot(slot(2), keep_num_dims, false)))
+                // Beside int16 weights the interpreter takes a bias for int32 unless it is told.
+                let told = operands.get(1) == Some(&TensorType::Int16);
+                let bias = if told { TensorType::Int64 } else { TensorType::Float32 };
+                let fields = |fbb: &mut FlatBufferBuilder<'_>| {
+                    fbb.push_slot(slot(2), keep_num_dims, false);
+                    fbb.push_slot(slot(4), bias.code(), 0);
+                };
+                (8, table(fbb, fields))
             }
             Builtin::Softmax => (9, table(fbb, |fbb| fbb.push_slot(slot(0), 1.0f32, 0.0))),
             Builtin::Concatenation { axis } => (10, table(fbb, |fbb| fbb.push_slot(slot(0), axis, 0))),
-            Builtin::Add => (11, plain(fbb)),
+            Builtin::Add => (11, any_scale(fbb)),
             Builtin::Reshape => {
                 let shape = fbb.create_vector(shape);
                 (17, table(fbb, |fbb| fbb.push_slot_always(slot(0), shape)))
@@ -151,49 +198,76 @@ impl Builtin {
             Builtin::Mean | Builtin::Sum | Builtin::ReduceMax => {
                 (27, table(fbb, |fbb| fbb.push_slot(slot(0), true, false)))
             }
-            Builtin::Sub => (28, plain(fbb)),
+            Builtin::Sub => (28, any_scale(fbb)),
             Builtin::Div => (29, plain(fbb)),
             Builtin::Exp => (33, plain(fbb)),
             Builtin::Dequantize => (38, plain(fbb)),
             Builtin::Slice => (48, plain(fbb)),
+            Builtin::Quantize => (89, plain(fbb)),
             Builtin::BatchMatMul { adj_y } => (101, table(fbb, |fbb| fbb.push_slot(slot(1), adj_y, false))),
         })
     }
 }
 
 /// `OperatorCode`. Codes up to 126 stand in the old one-byte field as well, which older readers know.
-pub(super) fn operator_code(fbb: &mut FlatBufferBuilder<'_>, builtin: Builtin) -> Table {
+pub(super) fn operator_code(fbb: &mut FlatBufferBuilder<'_>, builtin: Builtin, version: i32) -> Table {
     table(fbb, |fbb| {
         fbb.push_slot(slot(0), builtin.code(), 0);
-        fbb.push_slot(slot(2), builtin.version(), 1);
+        fbb.push_slot(slot(2), version, 1);
         fbb.push_slot(slot(3), i32::from(builtin.code()), 0);
     })
 }
 
-/// `Tensor`; buffer 0 is that of values which are computed.
-pub(super) fn tensor(fbb: &mut FlatBufferBuilder<'_>, name: &str, ty: TensorType, shape: &[i32], buffer: u32) -> Table {
-    let shape = fbb.create_vector(shape);
-    let name = fbb.create_string(name);
+/// A tensor of a model.
+#[derive(Clone, Debug)]
+pub(super) struct TensorInfo {
+    pub(super) name: String,
+    pub(super) ty: TensorType,
+    pub(super) shape: Vec<i32>,
+    /// 0 for values that are computed or enter.
+    pub(super) buffer: u32,
+    /// None for what is not quantised, one for the whole, or one for each extent of the first axis.
+    pub(super) scales: Arc<[f32]>,
+}
+
+/// `Tensor`, with `QuantizationParameters` if it has scales. All zero points are 0, and the axis of several scales is
+/// the first, which is the default.
+pub(super) fn tensor(fbb: &mut FlatBufferBuilder<'_>, info: &TensorInfo) -> Table {
+    let quantization = (!info.scales.is_empty()).then(|| {
+        let scales = fbb.create_vector(&info.scales);
+        let zero_points = fbb.create_vector(&vec![0i64; info.scales.len()]);
+        table(fbb, |fbb| {
+            fbb.push_slot_always(slot(2), scales);
+            fbb.push_slot_always(slot(3), zero_points);
+        })
+    });
+    let shape = fbb.create_vector(&info.shape);
+    let name = fbb.create_string(&info.name);
     table(fbb, |fbb| {
         fbb.push_slot_always(slot(0), shape);
-        fbb.push_slot(slot(1), ty.code(), 0);
-        fbb.push_slot(slot(2), buffer, 0);
+        fbb.push_slot(slot(1), info.ty.code(), 0);
+        fbb.push_slot(slot(2), info.buffer, 0);
         fbb.push_slot_always(slot(3), name);
+        if let Some(quantization) = quantization {
+            fbb.push_slot_always(slot(4), quantization);
+        }
     })
 }
 
-/// `Operator`. `code` is its place among the operator codes, `shape` that of its result.
-pub(super) fn operator(
-    fbb: &mut FlatBufferBuilder<'_>,
-    builtin: Builtin,
-    code: u32,
-    inputs: &[i32],
-    output: i32,
-    shape: &[i32],
-) -> Table {
-    let inputs = fbb.create_vector(inputs);
-    let outputs = fbb.create_vector(&[output]);
-    let options = builtin.options(fbb, shape);
+/// An operator of a model, with the types of its operands and the shape of its result.
+pub(super) struct Call<'a> {
+    pub(super) builtin: Builtin,
+    pub(super) inputs: &'a [i32],
+    pub(super) output: i32,
+    pub(super) types: &'a [TensorType],
+    pub(super) shape: &'a [i32],
+}
+
+/// `Operator`; `code` is its place among the operator codes.
+pub(super) fn operator(fbb: &mut FlatBufferBuilder<'_>, code: u32, call: &Call<'_>) -> Table {
+    let inputs = fbb.create_vector(call.inputs);
+    let outputs = fbb.create_vector(&[call.output]);
+    let options = call.builtin.options(fbb, call.types, call.shape);
     table(fbb, |fbb| {
         fbb.push_slot(slot(0), code, 0);
         fbb.push_slot_always(slot(1), inputs);

@@ -18,13 +18,13 @@ use crate::tensor::{DType, Shape};
 
 /// A table of a flatbuffer.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     file: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn root(file: &'a [u8]) -> Reader<'a> {
+    pub(super) fn root(file: &'a [u8]) -> Reader<'a> {
         assert_eq!(&file[4..8], b"TFL3");
         Reader { file, at: u32_at(file, 0) }
     }
@@ -38,11 +38,11 @@ impl<'a> Reader<'a> {
         (u16_at(list) > 4 + 2 * number).then(|| u16_at(list + 4 + 2 * number)).filter(|&o| o != 0).map(|o| self.at + o)
     }
 
-    fn u8(self, number: usize) -> u8 {
+    pub(super) fn u8(self, number: usize) -> u8 {
         self.field(number).map_or(0, |at| self.file[at])
     }
 
-    fn i32(self, number: usize, default: i32) -> i32 {
+    pub(super) fn i32(self, number: usize, default: i32) -> i32 {
         self.field(number).map_or(default, |at| {
             assert_eq!(at % 4, 0);
             u32_at(self.file, at) as i32
@@ -56,20 +56,25 @@ impl<'a> Reader<'a> {
         Some((vector + 4, u32_at(self.file, vector)))
     }
 
-    fn bytes(self, number: usize) -> &'a [u8] {
+    pub(super) fn bytes(self, number: usize) -> &'a [u8] {
         self.vector(number).map_or(&[], |(at, len)| &self.file[at..at + len])
     }
 
-    fn ints(self, number: usize) -> Vec<i32> {
+    pub(super) fn ints(self, number: usize) -> Vec<i32> {
         let (at, len) = self.vector(number).unwrap();
         (0..len).map(|i| u32_at(self.file, at + 4 * i) as i32).collect()
     }
 
-    fn text(self, number: usize) -> &'a str {
+    pub(super) fn text(self, number: usize) -> &'a str {
         std::str::from_utf8(self.bytes(number)).unwrap()
     }
 
-    fn tables(self, number: usize) -> Vec<Reader<'a>> {
+    /// A table that a field refers to.
+    pub(super) fn table(self, number: usize) -> Option<Reader<'a>> {
+        self.field(number).map(|at| Reader { file: self.file, at: at + u32_at(self.file, at) })
+    }
+
+    pub(super) fn tables(self, number: usize) -> Vec<Reader<'a>> {
         let (at, len) = self.vector(number).unwrap();
         let place = |i: usize| at + 4 * i;
         (0..len).map(|i| Reader { file: self.file, at: place(i) + u32_at(self.file, place(i)) }).collect()
@@ -80,7 +85,7 @@ fn u32_at(file: &[u8], at: usize) -> usize {
     u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize
 }
 
-fn bytes(file: &TfliteFile) -> Vec<u8> {
+pub(super) fn bytes(file: &TfliteFile) -> Vec<u8> {
     let mut bytes = Vec::new();
     file.write_to(&mut bytes).unwrap();
     assert_eq!(bytes.len() as u64, file.len_bytes());
@@ -88,7 +93,7 @@ fn bytes(file: &TfliteFile) -> Vec<u8> {
 }
 
 /// The built-in operators that MDLA 5.3 takes, of those that npuc has a use for. Source: ../shared/facts.
-const MDLA_5_3: [(i32, &str); 20] = [
+const MDLA_5_3: [(i32, &str); 21] = [
     (0, "ADD"),
     (2, "CONCATENATION"),
     (3, "CONV_2D"),
@@ -108,11 +113,26 @@ const MDLA_5_3: [(i32, &str); 20] = [
     (76, "RSQRT"),
     (82, "REDUCE_MAX"),
     (101, "ABS"),
+    (114, "QUANTIZE"),
     (126, "BATCH_MATMUL"),
 ];
 
+/// The name of a type and the bits of its numbers.
+fn type_of(tensor: Reader<'_>) -> (&'static str, usize) {
+    match tensor.u8(1) {
+        0 => ("f32", 32),
+        1 => ("f16", 16),
+        2 => ("i32", 32),
+        4 => ("i64", 64),
+        7 => ("i16", 16),
+        9 => ("i8", 8),
+        17 => ("i4", 4),
+        other => panic!("type {other}"),
+    }
+}
+
 /// The model as lines: ports, then operators with the shapes of operands and results.
-fn dump(file: &[u8]) -> String {
+pub(super) fn dump(file: &[u8]) -> String {
     let model = Reader::root(file);
     assert_eq!(model.i32(0, 0), 3);
     let codes: Vec<(i32, i32)> = model.tables(1).iter().map(|code| (code.i32(3, 0), code.i32(2, 1))).collect();
@@ -123,7 +143,7 @@ fn dump(file: &[u8]) -> String {
     let mut known: Vec<bool> = tensors.iter().map(|tensor| tensor.i32(2, 0) != 0).collect();
     let show = |index: i32| {
         let tensor = tensors[index as usize];
-        let ty = ["f32", "f16", "i32"][usize::from(tensor.u8(1))];
+        let (ty, _) = type_of(tensor);
         assert!(tensor.ints(0).len() <= 4);
         format!("{} {ty}{:?}", tensor.text(3), tensor.ints(0))
     };
@@ -153,7 +173,7 @@ fn check_buffer(file: &[u8], tensor: Reader<'_>, buffer: Reader<'_>) {
     }
     let (at, len) = buffer.vector(0).unwrap();
     assert_eq!(at % 16, 0, "{}", tensor.text(3));
-    assert_eq!(len, tensor.ints(0).iter().product::<i32>() as usize * [4, 2, 4][usize::from(tensor.u8(1))]);
+    assert_eq!(len, (tensor.ints(0).iter().product::<i32>() as usize * type_of(tensor).1).div_ceil(8));
     assert!(at + len <= file.len());
 }
 
@@ -224,10 +244,10 @@ fn convolutions_have_filters_and_biases() {
     let file = bytes(&emit(&checked, &weights, Storage::F32).unwrap());
     let expected = "\
 in  x f32[1, 2, 3, 4]
-CONV_2D.1(x f32[1, 2, 3, 4], w f32[4, 1, 1, 4], constant.3 f32[4]) = c/pointwise_conv.3 f32[1, 2, 3, 4]
+CONV_2D.1(x f32[1, 2, 3, 4], w f32[4, 1, 1, 4], constant.2 f32[4]) = c/pointwise_conv.3 f32[1, 2, 3, 4]
 ABS.1(c/pointwise_conv.3 f32[1, 2, 3, 4]) = c/abs.4 f32[1, 2, 3, 4]
 CONV_2D.1(c/abs.4 f32[1, 2, 3, 4], w f32[4, 1, 1, 4], b f32[4]) = c/pointwise_conv.5 f32[1, 2, 3, 4]
-CONV_2D.1(c/pointwise_conv.5 f32[1, 2, 3, 4], w f32[4, 1, 1, 4], constant.3 f32[4]) = y f32[1, 2, 3, 4]
+CONV_2D.1(c/pointwise_conv.5 f32[1, 2, 3, 4], w f32[4, 1, 1, 4], constant.2 f32[4]) = y f32[1, 2, 3, 4]
 out y f32[1, 2, 3, 4]";
     assert_eq!(dump(&file), expected);
     let conv = Reader::root(&file).tables(2)[0].tables(3)[0];
@@ -279,11 +299,11 @@ fn a_filter_is_nothing_else() {
     }
 }
 
-fn checkpoint(name: &str) -> Checkpoint {
+pub(super) fn checkpoint(name: &str) -> Checkpoint {
     front::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints").join(name)).unwrap()
 }
 
-fn shapes(text: &str) -> Vec<StepShape> {
+pub(super) fn shapes(text: &str) -> Vec<StepShape> {
     text.split(',').map(|shape| shape.parse().unwrap()).collect()
 }
 
@@ -482,7 +502,7 @@ fn an_export_is_what_the_runtime_is_fed_with() {
         Request { question, ..Request::plain(target, shapes(steps)) }
     };
     let stored = |request: &Request, model: &str| {
-        let plan = Export { model, request, parts: &parts, storage: Storage::F32 };
+        let plan = Export { model, request, parts: &parts, storage: &[Storage::F32; 2] };
         export(&checkpoint, &plan).map(|exported| (exported.graphs, exported.files))
     };
     let (graphs, files) = stored(&request("8t32c,1t32c"), "Tiny").unwrap();

@@ -7,14 +7,16 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use flatbuffers::FlatBufferBuilder;
 use half::f16;
 use npuc_kernels::dequant::dequantize_row;
 
-use super::schema::{self, Builtin, Table, TensorType};
+use super::schema::{self, Builtin, Table, TensorInfo, TensorType};
 use crate::bundle::WeightRecord;
 use crate::diag::{Code, Diagnostic, Result};
+use crate::quant::{self, INT16_MAX, WeightFormat};
 use crate::tensor::{DType, Tensor};
 
 /// A flatbuffer, and with it a TFLite file with inline buffers, must be smaller than this.
@@ -22,6 +24,15 @@ pub const FILE_LIMIT_BYTES: u64 = 1 << 31;
 
 /// Buffers begin at multiples of this (`force_align` of the schema).
 const ALIGN_BYTES: u64 = 16;
+
+/// How the numbers of a value are held.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Form {
+    /// In f32.
+    Real,
+    /// In int16 with a scale.
+    Int16 { scale: f32 },
+}
 
 /// The data of a buffer.
 #[derive(Debug)]
@@ -32,6 +43,8 @@ pub(super) enum Data {
     Single(Tensor),
     /// A weight, written as f16; all of its numbers are within the range.
     Half(Tensor),
+    /// A weight, written in whole numbers with a scale for every row or one for all.
+    Whole { tensor: Tensor, format: WeightFormat, scales: Arc<[f32]> },
 }
 
 impl Data {
@@ -40,6 +53,7 @@ impl Data {
             Data::Bytes(bytes) => u64::try_from(bytes.len()).ok(),
             Data::Single(tensor) => u64::try_from(tensor.shape.elements()?).ok()?.checked_mul(4),
             Data::Half(tensor) => u64::try_from(tensor.shape.elements()?).ok()?.checked_mul(2),
+            Data::Whole { tensor, format, scales: _ } => quant::quantised_bytes(tensor, *format),
         }
     }
 
@@ -48,6 +62,7 @@ impl Data {
             Data::Bytes(bytes) => out.write_all(bytes),
             Data::Single(tensor) => write_f32(tensor, out),
             Data::Half(tensor) => write_f16(tensor, out),
+            Data::Whole { tensor, format, scales } => quant::write_rows(tensor, *format, scales, out),
         }
     }
 }
@@ -140,6 +155,17 @@ pub struct TfliteFile {
     data: Vec<(usize, Data)>,
     len_bytes: u64,
     weights: Vec<StoredWeight>,
+    inputs: Vec<PortScale>,
+    outputs: Vec<PortScale>,
+}
+
+/// A port of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortScale {
+    /// The port's name.
+    pub name: String,
+    /// The scale of an int16 port; `None` for f32.
+    pub scale: Option<f32>,
 }
 
 impl TfliteFile {
@@ -151,6 +177,16 @@ impl TfliteFile {
     /// The size of the file.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// The inputs, in order.
+    pub fn inputs(&self) -> &[PortScale] {
+        &self.inputs
+    }
+
+    /// The outputs, in order.
+    pub fn outputs(&self) -> &[PortScale] {
+        &self.outputs
     }
 
     /// Writes the file.
@@ -169,11 +205,20 @@ impl TfliteFile {
 /// Collects the tensors, buffers and operators of a model.
 #[derive(Debug)]
 pub(super) struct Writer {
-    tensors: Vec<(String, TensorType, Vec<i32>, u32)>,
+    tensors: Vec<TensorInfo>,
     operators: Vec<(Builtin, Vec<i32>, i32)>,
     data: Vec<Data>,
-    /// Constants that are there already, by type, shape and bytes.
-    known: HashMap<(bool, Vec<i32>, Vec<u8>), i32>,
+    /// Constants that are there already.
+    known: HashMap<Constant, i32>,
+}
+
+/// A constant of the graph's own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Constant {
+    ty: TensorType,
+    shape: Vec<i32>,
+    bytes: Vec<u8>,
+    scale_bits: Option<u32>,
 }
 
 impl Writer {
@@ -181,15 +226,19 @@ impl Writer {
         Writer { tensors: Vec::new(), operators: Vec::new(), data: Vec::new(), known: HashMap::new() }
     }
 
-    /// A tensor that is computed or enters; gives its index.
-    pub(super) fn value(&mut self, name: String, shape: Vec<i32>) -> i32 {
-        self.tensor(name, TensorType::Float32, shape, 0)
+    /// A value that is computed or enters; gives its index.
+    pub(super) fn value(&mut self, name: String, form: Form, shape: Vec<i32>) -> i32 {
+        let (ty, scales) = match form {
+            Form::Real => (TensorType::Float32, Arc::default()),
+            Form::Int16 { scale } => (TensorType::Int16, Arc::from([scale])),
+        };
+        self.tensor(TensorInfo { name, ty, shape, buffer: 0, scales })
     }
 
     /// A weight in f32.
     pub(super) fn weight(&mut self, name: String, shape: Vec<i32>, tensor: Tensor) -> i32 {
         let buffer = self.buffer(Data::Single(tensor));
-        self.tensor(name, TensorType::Float32, shape, buffer)
+        self.tensor(TensorInfo { name, ty: TensorType::Float32, shape, buffer, scales: Arc::default() })
     }
 
     /// A weight in f16 that is widened before it is used.
@@ -207,45 +256,85 @@ impl Writer {
                 .into());
         }
         let buffer = self.buffer(Data::Half(tensor));
-        let stored = self.tensor(name.clone(), TensorType::Float16, shape.clone(), buffer);
-        let widened = self.value(format!("{name}/dequantize"), shape);
+        let stored = TensorInfo {
+            name: name.clone(),
+            ty: TensorType::Float16,
+            shape: shape.clone(),
+            buffer,
+            scales: Arc::default(),
+        };
+        let stored = self.tensor(stored);
+        let widened = self.value(format!("{name}/dequantize"), Form::Real, shape);
         self.operator(Builtin::Dequantize, vec![stored], widened);
         Ok(widened)
+    }
+
+    /// A weight in whole numbers, with a scale for each row or one for all.
+    pub(super) fn whole_weight(
+        &mut self,
+        name: String,
+        shape: Vec<i32>,
+        tensor: Tensor,
+        format: WeightFormat,
+        scales: Arc<[f32]>,
+    ) -> i32 {
+        let ty = match format {
+            WeightFormat::Int16 => TensorType::Int16,
+            WeightFormat::Int8 => TensorType::Int8,
+            WeightFormat::Int4 => TensorType::Int4,
+        };
+        let buffer = self.buffer(Data::Whole { tensor, format, scales: Arc::clone(&scales) });
+        self.tensor(TensorInfo { name, ty, shape, buffer, scales })
+    }
+
+    /// A bias in int64, of as many numbers as scales.
+    pub(super) fn bias(&mut self, name: String, numbers: &[i64], scales: Arc<[f32]>) -> i32 {
+        let bytes = numbers.iter().flat_map(|q| q.to_le_bytes()).collect();
+        let buffer = self.buffer(Data::Bytes(bytes));
+        self.tensor(TensorInfo { name, ty: TensorType::Int64, shape: vec![numbers.len() as i32], buffer, scales })
     }
 
     /// A vector of whole numbers; equal ones are stored once.
     pub(super) fn ints(&mut self, values: &[i32]) -> i32 {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.constant(TensorType::Int32, vec![values.len() as i32], bytes)
+        self.constant(TensorType::Int32, vec![values.len() as i32], bytes, None)
     }
 
-    /// One real number, of shape [1]; equal ones are stored once.
-    pub(super) fn scalar(&mut self, value: f32) -> i32 {
-        self.constant(TensorType::Float32, vec![1], value.to_le_bytes().to_vec())
+    /// One real number, of shape [1]; equal ones are stored once. In int16 it is the largest number of its own scale.
+    pub(super) fn scalar(&mut self, value: f32, int16: bool) -> i32 {
+        if !int16 {
+            return self.constant(TensorType::Float32, vec![1], value.to_le_bytes().to_vec(), None);
+        }
+        let (number, scale) = match value {
+            0.0 => (0i16, 1.0),
+            _ => ((INT16_MAX * value.signum()) as i16, value.abs() / INT16_MAX),
+        };
+        self.constant(TensorType::Int16, vec![1], number.to_le_bytes().to_vec(), Some(scale))
     }
 
     /// That many zeros, of shape [count]; equally many are stored once.
     pub(super) fn zeros(&mut self, count: i32) -> i32 {
-        self.constant(TensorType::Float32, vec![count], vec![0; count as usize * size_of::<f32>()])
+        self.constant(TensorType::Float32, vec![count], vec![0; count as usize * size_of::<f32>()], None)
     }
 
     pub(super) fn operator(&mut self, builtin: Builtin, inputs: Vec<i32>, output: i32) {
         self.operators.push((builtin, inputs, output));
     }
 
-    fn constant(&mut self, ty: TensorType, shape: Vec<i32>, bytes: Vec<u8>) -> i32 {
-        let key = (ty == TensorType::Int32, shape, bytes);
-        if let Some(&index) = self.known.get(&key) {
+    fn constant(&mut self, ty: TensorType, shape: Vec<i32>, bytes: Vec<u8>, scale: Option<f32>) -> i32 {
+        let constant = Constant { ty, shape, bytes, scale_bits: scale.map(f32::to_bits) };
+        if let Some(&index) = self.known.get(&constant) {
             return index;
         }
-        let buffer = self.buffer(Data::Bytes(key.2.clone()));
-        let index = self.tensor(format!("constant.{buffer}"), ty, key.1.clone(), buffer);
-        self.known.insert(key, index);
+        let buffer = self.buffer(Data::Bytes(constant.bytes.clone()));
+        let (name, shape) = (format!("constant.{buffer}"), constant.shape.clone());
+        let index = self.tensor(TensorInfo { name, ty, shape, buffer, scales: scale.into_iter().collect() });
+        self.known.insert(constant, index);
         index
     }
 
-    fn tensor(&mut self, name: String, ty: TensorType, shape: Vec<i32>, buffer: u32) -> i32 {
-        self.tensors.push((name, ty, shape, buffer));
+    fn tensor(&mut self, info: TensorInfo) -> i32 {
+        self.tensors.push(info);
         self.tensors.len() as i32 - 1
     }
 
@@ -260,6 +349,11 @@ impl Writer {
     /// Errors: [`Code::Misfit`] for a file that would reach [`FILE_LIMIT_BYTES`].
     pub(super) fn finish(self, name: &str, inputs: &[i32], outputs: &[i32]) -> Result<TfliteFile> {
         let (mut head, fields) = self.tables(name, inputs, outputs);
+        let port = |&index: &i32| {
+            let info = &self.tensors[index as usize];
+            PortScale { name: info.name.clone(), scale: info.scales.first().copied() }
+        };
+        let (inputs, outputs) = (inputs.iter().map(port).collect(), outputs.iter().map(port).collect());
         head.resize(head.len().next_multiple_of(ALIGN_BYTES as usize), 0);
         // Where the length before the data of each buffer is.
         let mut starts: Vec<u64> = Vec::with_capacity(self.data.len());
@@ -286,15 +380,15 @@ impl Writer {
             written = start + 4 + item.len_bytes().unwrap_or(0);
             data.push((padding, item));
         }
-        Ok(TfliteFile { head, data, len_bytes: end, weights })
+        Ok(TfliteFile { head, data, len_bytes: end, weights, inputs, outputs })
     }
 
     /// `starts` are the places of the lengths before the data.
     fn stored_weights(&self, starts: &[u64]) -> Vec<StoredWeight> {
-        let stored = |(name, _, _, buffer): &(String, TensorType, Vec<i32>, u32)| {
+        let stored = |TensorInfo { name, buffer, .. }: &TensorInfo| {
             let place = (*buffer as usize).checked_sub(1)?;
             let (dtype, tensor) = match &self.data[place] {
-                Data::Bytes(_) => return None,
+                Data::Bytes(_) | Data::Whole { .. } => return None,
                 Data::Single(tensor) => (DType::F32, tensor),
                 Data::Half(tensor) => (DType::F16, tensor),
             };
@@ -307,23 +401,23 @@ impl Writer {
     /// The flatbuffer and the place in it of every offset that has to be filled in.
     fn tables(&self, name: &str, inputs: &[i32], outputs: &[i32]) -> (Vec<u8>, Vec<usize>) {
         let mut fbb = FlatBufferBuilder::new();
-        let mut kinds: Vec<Builtin> = Vec::new();
+        let mut kinds: Vec<(Builtin, i32)> = Vec::new();
         let mut operators = Vec::with_capacity(self.operators.len());
-        for (builtin, args, result) in &self.operators {
-            let same = |kind: &Builtin| (kind.code(), kind.version()) == (builtin.code(), builtin.version());
+        for (builtin, inputs, output) in &self.operators {
+            let types: Vec<TensorType> = inputs.iter().map(|&input| self.tensors[input as usize].ty).collect();
+            let version = builtin.version(&types);
+            let same = |(kind, of): &(Builtin, i32)| (kind.code(), *of) == (builtin.code(), version);
             let code = kinds.iter().position(same).unwrap_or_else(|| {
-                kinds.push(*builtin);
+                kinds.push((*builtin, version));
                 kinds.len() - 1
             });
-            let shape = &self.tensors[*result as usize].2;
-            operators.push(schema::operator(&mut fbb, *builtin, code as u32, args, *result, shape));
+            let shape = &self.tensors[*output as usize].shape;
+            let call = schema::Call { builtin: *builtin, inputs, output: *output, types: &types, shape };
+            operators.push(schema::operator(&mut fbb, code as u32, &call));
         }
-        let codes: Vec<Table> = kinds.iter().map(|&kind| schema::operator_code(&mut fbb, kind)).collect();
-        let tensors: Vec<Table> = self
-            .tensors
-            .iter()
-            .map(|(name, ty, shape, buffer)| schema::tensor(&mut fbb, name, *ty, shape, *buffer))
-            .collect();
+        let code = |&(kind, version): &(Builtin, i32)| schema::operator_code(&mut fbb, kind, version);
+        let codes: Vec<Table> = kinds.iter().map(code).collect();
+        let tensors: Vec<Table> = self.tensors.iter().map(|info| schema::tensor(&mut fbb, info)).collect();
         let mut buffers = vec![schema::empty_buffer(&mut fbb)];
         buffers.extend((1..=self.data.len()).map(|mark| schema::open_buffer(&mut fbb, mark as u32)));
         let graph = schema::subgraph(&mut fbb, name, &tensors, inputs, outputs, &operators);
