@@ -181,6 +181,10 @@ pub(crate) struct CheckArgs {
     pub(crate) fix: Option<Fix>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+    /// Let the weights of TFLite files lie behind the flatbuffer, so that a file may exceed 2 GiB: LiteRT reads such files,
+    /// whether ncc-tflite does is not known
+    #[arg(long)]
+    pub(crate) outer_buffers: bool,
     /// Write the graphs that the lines of the messages are about into this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) ir: Option<PathBuf>,
@@ -214,7 +218,8 @@ pub(crate) struct BuildArgs {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) output: PathBuf,
     /// Rewrite passes to run instead of the target's own, in order: simplify, decompose,
-    /// decompose-attention, decompose-rms-norm, decompose-rope, decompose-softmax, decompose-silu
+    /// decompose-attention, decompose-rms-norm, decompose-rope, decompose-softmax, decompose-silu,
+    /// rescale-rms-norm, guard-swiglu, linear-to-conv, join-axes
     #[arg(long, value_delimiter = ',', value_name = "PASSES")]
     pub(crate) passes: Option<Vec<String>>,
     /// Print every graph as IR after this pass
@@ -238,10 +243,14 @@ pub(crate) struct ChipArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Fix::Rewrites)]
     pub(crate) fix: Fix,
     /// Refuse what does not fit instead of mending it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fix")]
     pub(crate) no_fix: bool,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+    /// Let the weights of TFLite files lie behind the flatbuffer, so that a file may exceed 2 GiB: LiteRT reads such files,
+    /// whether ncc-tflite does is not known
+    #[arg(long)]
+    pub(crate) outer_buffers: bool,
     /// A text that integer precisions take the ranges of activations from; without it, the model writes one itself
     #[arg(long, value_name = "FILE")]
     pub(crate) calibration: Option<PathBuf>,
@@ -329,7 +338,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "MODEL", conflicts_with = "reference")]
     pub(crate) against: Option<PathBuf>,
     /// What counts as faithful, of cosine, max_abs, top1, top10 and greedy; without it
-    /// cosine>=0.999,top1>=0.99,greedy>=0.99
+    /// cosine>=0.999,top1>=0.99,greedy>=0.99, and cosine>=0.98,top1>=0.85 for bundles in whole numbers
     #[arg(long, value_name = "CONDITIONS")]
     pub(crate) gate: Option<String>,
     #[command(flatten)]

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use npuc::back::BackEnd;
+use npuc::back::tflite::runtime_shapes;
 use npuc::bundle::staging::write_file;
 use npuc::diag::{Class, Severity};
 use npuc::fit::{Chunk, Context, Fit, Request, fit};
@@ -15,12 +16,12 @@ use npuc::place::Bill;
 use npuc::target::ledger::Usage;
 use npuc::target::{self, Misfit, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Result, Tensor};
-use npuc_run::program::default_shapes;
+use npuc_run::program::default_shapes_for;
 use serde::Serialize;
 
 use crate::args::{CheckArgs, shapes};
 use crate::mended;
-use crate::output::{Output, bytes};
+use crate::output::{Output, bytes, count};
 use crate::sarif;
 
 #[derive(Serialize)]
@@ -62,18 +63,33 @@ pub(crate) fn command(args: &CheckArgs, output: Output) -> Result<u8> {
     let target = target::find(&args.target)?;
     let usual = if target.back_end == Some(BackEnd::Host) { "stored" } else { "FP" };
     let precision = Precision::parse(args.precision.as_deref().unwrap_or(usual), target.float)?;
-    let question = Question::new(&target, precision, &args.flag)?;
+    let question = Question { outer_buffers: args.outer_buffers, ..Question::new(&target, precision, &args.flag)? };
     let given = shapes(args.shapes.as_ref())?;
     let chunks = args.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
     let model = open(&args.model)?;
-    let shapes = given.unwrap_or_else(|| default_shapes(&model.config));
+    let shapes = given.unwrap_or_else(|| default_shapes_for(&target, &model.config));
+    let mut model = model;
+    if target.back_end == Some(BackEnd::Tflite)
+        && let Err(refused) = runtime_shapes(&shapes)
+    {
+        // The chip takes such graphs; only a build needs the shapes of the runtime.
+        let faults = refused.diagnostics().iter().cloned();
+        model.warnings.extend(faults.map(|fault| Diagnostic { severity: Severity::Warning, ..fault }));
+    }
     let asked = args.place.apply(Request { chunks, ..Request::new(target, question, shapes) })?;
     let weights = model.weights.as_ref();
     let Mended { request, applied, fit } = match args.fix {
         Some(fix) => mend(&model.config, weights, &asked, fix.into())?,
         None => Mended { fit: fit(&model.config, weights, &asked)?, request: asked, applied: Vec::new() },
     };
-    let proofs = prove(&model.config, weights, &request, &applied)?;
+    let (proofs, unproved) = match prove(&model.config, weights, &request, &applied) {
+        Ok(proofs) => (proofs, None),
+        Err(error) if error.diagnostics().iter().all(|fault| fault.code == Code::OutOfMemory) => {
+            (Vec::new(), Some(error))
+        }
+        Err(error) => return Err(error),
+    };
+    unproved.iter().for_each(|error| output.note(&error.to_string()));
     if let Some(folder) = &args.ir {
         write_graphs(&fit, folder)?;
     }
@@ -226,7 +242,6 @@ fn chunk_line(chunk: &Chunk) -> String {
 }
 
 fn answer(report: &Report<'_>) -> String {
-    let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let warnings = count(report.warnings.len(), "warning");
     match report.misfits.len() {
         0 => format!("fits, {warnings}"),

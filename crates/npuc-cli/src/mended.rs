@@ -6,7 +6,7 @@ use npuc::mend::{Applied, Proof};
 use npuc::model::StepShape;
 use npuc::place::Bill;
 
-use crate::output::bytes;
+use crate::output::{bytes, count};
 
 /// A line for each mend and one for its proof; nothing where nothing was mended.
 pub(crate) fn render(applied: &[Applied], proofs: &[Proof]) -> String {
@@ -31,15 +31,18 @@ pub(crate) fn bills(bills: &[(StepShape, Bill)]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<14}{shape}: {segments} segments, {npu_segments} on the NPU, {hops} hops, {moved} over the bus a step{per_token}",
-            "placement"
+            "{:<14}{shape}: {}, {npu_segments} on the NPU, {}, {moved} over the bus a step{per_token}",
+            "placement",
+            count(*segments, "segment"),
+            count(*hops, "hop"),
         );
     }
     text
 }
 
 fn difference(proof: &Proof) -> String {
-    let at = proof.shapes.join(", ");
+    let layers = count(proof.layers, "layer");
+    let at = format!("{} over {layers} and the head", proof.shapes.join(", "));
     match proof.identical {
         true => format!("the same numbers to the last bit, at {at}"),
         false => {

@@ -6,6 +6,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use npuc::{Code, Diagnostic, Error, Result};
 use serde::Serialize;
 
+/// A number of things, e.g. `1 hop`, `2 hops`.
+pub(crate) fn count(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// How results are printed.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {

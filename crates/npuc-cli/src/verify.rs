@@ -37,7 +37,7 @@ pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
         }
     };
     let measured_on = args.device.on.name();
-    let verdict = gate.unwrap_or_else(|| Gate::default_for(&fidelity)).check(&fidelity);
+    let verdict = gate.unwrap_or_else(|| Gate::default_for(&fidelity, program.whole_numbers)).check(&fidelity);
     let broken = verdict.as_ref().err().map(|e| e.diagnostics().to_vec()).unwrap_or_default();
     let report =
         Report { fidelity, measured_on, faithful: broken.is_empty(), warnings: program.warnings.clone(), broken };

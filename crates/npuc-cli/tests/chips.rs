@@ -41,11 +41,17 @@ fn bundles_for_chips_answer_as_the_checkpoint_does() {
     for (model, target, more, npu_files, graphs) in [
         ("qwen3-bf16", "genio-720", "--precision FP", 2, 2),
         ("qwen3-bf16", "genio-720", "--precision FP --chunks 2", 4, 4),
+        ("qwen3-bf16", "genio-720", "--precision FP --outer-buffers", 2, 2),
         ("llama-gqa3-q4_1.gguf", "genio-720", "--precision FP --no-fix", 2, 2),
         ("llama-gqa3-q4_1.gguf", "dimensity-9400", "--precision FP --chunks 3 --place name=lm_head*=cpu", 6, 8),
         ("qwen2-bf16", "genio-700", "--precision FP", 10, 18),
         ("mistral-bf16", "genio-720", "--precision FP --place layers=1=cpu --place op=softmax=cpu", 6, 10),
+        // A part that the CPU computes whole, at either end.
+        ("llama-gqa3-q4_1.gguf", "genio-720", "--precision FP --chunks 3 --place layers=1=cpu", 4, 6),
+        ("llama-gqa3-q4_1.gguf", "genio-720", "--chunks 3 --place layers=0=cpu --place op=gather=cpu", 4, 6),
         ("qwen3-bf16", "../targets/mendable.toml", "--precision FP32 --chunks 1", 2, 2),
+        // The limit on extents is lifted by a flag, for all that the head leaves in the files.
+        ("qwen3-bf16", "../targets/lifted.toml", "--precision FP32 --fix flags", 2, 2),
     ] {
         let line = format!("build {model} --target {target} {more} --shapes {SHAPES} -o TMP/out");
         good(&line, folder.path());

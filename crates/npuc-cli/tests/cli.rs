@@ -220,6 +220,20 @@ fn build() {
         ("build-chip-place-malformed", "build qwen3-bf16 --target genio-720 --place bytes>64MiB -o TMP/out"),
         ("build-chip-deny", "build qwen2-bf16 --target genio-700 --shapes 1t32c --deny-fallback -o TMP/out"),
         ("build-chip-shapes", "build qwen3-bf16 --target genio-720 --shapes 8t32c,4t32c,1t32c -o TMP/out"),
+        (
+            "build-chip-all-on-cpu",
+            "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c --place name=*=cpu -o TMP/out",
+        ),
+        ("build-chip-idle-calibration", "build qwen3-bf16 --target genio-720 --calibration TMP/words -o TMP/out"),
+        (
+            "build-chip-cpu-in-integers",
+            "build qwen2-bf16 --target genio-700 --precision 8W16A --shapes 1t32c -o TMP/out",
+        ),
+        (
+            "build-chip-integers",
+            "build qwen3-bf16 --target genio-720 --precision 8W16A --shapes 8t32c,1t32c -o TMP/out",
+        ),
+        ("build-chip-blocks", "build qwen3-bf16 --target genio-720 --precision 4W16A-g32 --shapes 1t32c -o TMP/out"),
         ("build-host-chunks", "build qwen3-bf16 --chunks 2 --place op=matmul=cpu -o TMP/out"),
         ("build-malformed-shape", "build qwen3-bf16 --shapes 128x1024 -o TMP/out"),
         ("build-impossible-shape", "build qwen3-bf16 --shapes 8t4c,1t4c -o TMP/out"),

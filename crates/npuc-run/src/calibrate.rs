@@ -94,6 +94,7 @@ fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[Chunk]) -> P
         config: checkpoint.config.clone(),
         protocol: request.target.protocol,
         hidden_mask: hidden_mask(request) as f32,
+        whole_numbers: false,
         steps,
         weights: checkpoint.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.materialized())).collect(),
         text: Ok(None),
@@ -116,7 +117,15 @@ pub fn own_text(checkpoint: &Checkpoint, threads: usize) -> Result<Vec<Vec<u32>>
     let program = Program::from_checkpoint(checkpoint.clone(), Some(vec![StepShape { tokens: 1, capacity }]))?;
     let mut session = Session::new(&program, threads, &[])?;
     let special = &checkpoint.special;
-    let first = special.bos.or_else(|| special.eos.first().copied()).unwrap_or(0);
+    let first = special.bos.or(special.first_eos).unwrap_or(0);
+    if first as usize >= config.vocab {
+        return Err(Diagnostic::error(Code::BadConfig, "the model cannot begin a text with its first token")
+            .subject("bos_token_id")
+            .need(format!("an id below {}", config.vocab))
+            .have(first)
+            .help("mend the id, or give a text with --calibration")
+            .into());
+    }
     let mut sequences = Vec::new();
     for seed in 0..SEQUENCES {
         let config = SamplingConfig { temperature: 1.0, seed, ..SamplingConfig::default() };

@@ -287,6 +287,9 @@ const FIGURES: [(&str, Figure); 5] = [
     ("greedy", Figure::Greedy),
 ];
 
+const FLOAT_GATE: &str = "cosine>=0.999,top1>=0.99,greedy>=0.99";
+const WHOLE_NUMBERS_GATE: &str = "cosine>=0.98,top1>=0.85";
+
 /// The conditions under which outputs count as faithful, written `cosine>=0.999,max_abs<=2e-3`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gate(Vec<Condition>);
@@ -299,9 +302,11 @@ impl Gate {
         Error::check(faults.collect())
     }
 
-    /// The gate used when none is given: the same best ids, within float noise.
-    pub fn default_for(fidelity: &Fidelity) -> Gate {
-        let all: Gate = "cosine>=0.999,top1>=0.99,greedy>=0.99".parse().expect("the default gate is well formed");
+    /// The gate used when none is given: the same best ids, within float noise; in whole numbers, scores that point the same
+    /// way and mostly the same best ids, since the first other id among near ties ends a greedy answer's agreement.
+    pub fn default_for(fidelity: &Fidelity, whole_numbers: bool) -> Gate {
+        let conditions = if whole_numbers { WHOLE_NUMBERS_GATE } else { FLOAT_GATE };
+        let all: Gate = conditions.parse().expect("the default gates are well formed");
         Gate(all.0.into_iter().filter(|condition| condition.figure.of(fidelity).is_some()).collect())
     }
 }

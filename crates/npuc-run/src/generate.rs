@@ -56,8 +56,6 @@ pub struct Answer {
     pub prefill_tokens_per_s: f64,
     /// Tokens per second after the first token; absent for an answer of one token.
     pub decode_tokens_per_s: Option<f64>,
-    /// Where the figures come from.
-    pub measured_on: &'static str,
 }
 
 /// The prompt cut from the front so that prompt and answer fit, and how many tokens were cut.
@@ -196,7 +194,6 @@ impl<'a> Output<'a> {
             decode_ms: decode.as_secs_f64() * 1e3,
             prefill_tokens_per_s: (prompt_tokens - reused_tokens) as f64 / ttft.as_secs_f64(),
             decode_tokens_per_s: (intervals > 0).then(|| intervals as f64 / decode.as_secs_f64()),
-            measured_on: "host",
         }
     }
 }

@@ -150,7 +150,7 @@ fn from_bundle(path: &Path) -> Result<Model> {
         warnings: Vec::new(),
         tensors: weights,
         text,
-        special: SpecialTokens { bos: manifest.text.bos, eos: manifest.text.eos },
+        special: SpecialTokens { bos: manifest.text.bos, eos: manifest.text.eos, first_eos: None },
     })
 }
 

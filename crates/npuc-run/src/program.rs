@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use npuc::back::BackEnd;
-use npuc::back::tflite::{Export, Storage, export};
+use npuc::back::tflite::{Export, Exported, Storage, export};
 use npuc::build::{self, Plan};
 use npuc::bundle::write::Contents;
 use npuc::bundle::{self, Bundle, TOKENIZER, is_bundle};
@@ -13,13 +13,15 @@ use npuc::front::config::Rope;
 use npuc::front::{self, Checkpoint, ModelConfig};
 use npuc::ir::Graph;
 use npuc::model::{CacheProtocol, Part, StepShape, llama};
-use npuc::target::{Checked, Number};
+use npuc::target::{Checked, Number, Precision, Target};
 use npuc::{Diagnostic, Result, Tensor, target};
 
-use crate::text::{TextModel, bundle_text};
+use crate::text::{BundleText, TextModel, bundle_text};
 
 /// The capacity of a program that is built on the spot, unless the model's own is smaller.
 pub const DEFAULT_CAPACITY: usize = 2048;
+/// The capacity of a build for a chip, unless the model's own is smaller.
+const RUNTIME_CAPACITY: usize = 1024;
 /// The tokens of the prefill steps of a program that is built on the spot: one for long prompts, one for
 /// short ones and what is left.
 pub const DEFAULT_PREFILL_TOKENS: [usize; 2] = [128, 16];
@@ -33,6 +35,8 @@ pub struct Program {
     pub protocol: CacheProtocol,
     /// What masks hold where a position is hidden.
     pub hidden_mask: f32,
+    /// Whether activations are whole numbers where the target computes.
+    pub whole_numbers: bool,
     /// The steps, the one with most tokens first.
     pub steps: Vec<Step>,
     /// The weights by canonical name, rows in reading order.
@@ -111,6 +115,7 @@ impl Program {
             config: manifest.model,
             protocol: manifest.protocol,
             hidden_mask: manifest.hidden_mask as f32,
+            whole_numbers: Precision::parse(&manifest.precision, Number::F32).is_ok_and(|p| !p.activation.is_float()),
             steps,
             weights,
             text,
@@ -132,19 +137,7 @@ impl Program {
         let storage = vec![storage; parts.len()];
         let exported = export(checkpoint, &Export { model: "model", request, parts, storage: &storage })?;
         let text = bundle_text(checkpoint).unwrap_or_default();
-        let contents = Contents {
-            target: request.target.clone(),
-            back_end: BackEnd::Tflite,
-            precision: request.question.precision.name.clone(),
-            mends: request.mends.clone(),
-            hidden_mask: hidden_mask(request),
-            graphs: exported.graphs,
-            weights: exported.weights,
-            files: exported.files,
-            tokenizer_json: text.tokenizer_json,
-            chat_template: text.chat_template,
-            text: text.record,
-        };
+        let contents = exported_contents(request, exported, text);
         bundle::write::write(dir, checkpoint, contents, &mut |_, _| {})?;
         let mut program = Program::open(dir, None)?;
         // What is wrong with a tokenizer is told when text is asked for, not before.
@@ -169,6 +162,7 @@ impl Program {
         Ok(Program {
             protocol: plan.target.protocol,
             hidden_mask: plan.target.hidden_mask as f32,
+            whole_numbers: false,
             steps: graphs.into_iter().map(step).collect(),
             text: TextModel::of_checkpoint(&checkpoint),
             weights: checkpoint.tensors.iter().map(|(name, t)| (name.clone(), t.materialized())).collect(),
@@ -179,8 +173,27 @@ impl Program {
     }
 }
 
+/// What a bundle of exported files holds.
+pub fn exported_contents<'a>(request: &Request, exported: Exported<'a>, text: BundleText) -> Contents<'a> {
+    Contents {
+        target: request.target.clone(),
+        back_end: BackEnd::Tflite,
+        precision: request.question.precision.name.clone(),
+        mends: request.mends.clone(),
+        flags: request.question.flags.clone(),
+        placement: request.placement.clone(),
+        hidden_mask: hidden_mask(request),
+        graphs: exported.graphs,
+        weights: exported.weights,
+        files: exported.files,
+        tokenizer_json: text.tokenizer_json,
+        chat_template: text.chat_template,
+        text: text.record,
+    }
+}
+
 /// What masks hold where a position is hidden: the target's constant, or in int16 so much that it saturates.
-pub fn hidden_mask(request: &Request) -> i32 {
+pub(crate) fn hidden_mask(request: &Request) -> i32 {
     if request.question.precision.activation == Number::Int16 { i32::MIN } else { request.target.hidden_mask }
 }
 
@@ -197,6 +210,18 @@ pub fn sizes(config: &ModelConfig) -> Sizes<'_> {
             embedding: llama::EMBEDDING,
         },
     }
+}
+
+/// The step shapes of a build for `target`: what MediaTek's runtime takes for its chips, [`default_shapes`] otherwise.
+pub fn default_shapes_for(target: &Target, config: &ModelConfig) -> Vec<StepShape> {
+    if target.back_end != Some(BackEnd::Tflite) {
+        return default_shapes(config);
+    }
+    let ModelConfig::Llama(llama) = config;
+    let capacity = llama.max_positions.min(RUNTIME_CAPACITY);
+    let mut tokens = vec![DEFAULT_PREFILL_TOKENS[0].min(capacity), 1];
+    tokens.dedup();
+    tokens.into_iter().map(|tokens| StepShape { tokens, capacity }).collect()
 }
 
 /// Prefill steps and a decode step against the model's context or [`DEFAULT_CAPACITY`] rows, whichever is smaller.

@@ -1,7 +1,7 @@
 //! A session: the state of one conversation with a model, and the steps that advance it.
 //!
 //! The session owns what graphs do not hold: embedding rows, rotary tables, masks, and where cache rows
-//! go. All buffers are made when it is; a step allocates nothing.
+//! go. All buffers are made when it is; a step in one graph on the host allocates nothing.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -267,7 +267,7 @@ impl Session {
         Ok(())
     }
 
-    /// Feeds one token and allocates nothing; the scores are then in [`Session::logits`].
+    /// Feeds one token, without any allocation where the host computes a model in one graph; the scores are then in [`Session::logits`].
     ///
     /// Errors: as [`Session::feed`].
     pub fn decode(&mut self, id: u32) -> Result<()> {
@@ -415,7 +415,7 @@ fn refuse_unreadable(program: &Program, segment: &program::Segment) -> Result<()
                 .subject(name)
                 .need("weights in a float format")
                 .have("whole numbers inside TFLite files")
-                .help("add --on litert, or give the checkpoint to the host")
+                .help("run it with --on litert; to compare it, name the checkpoint with --against")
                 .into())
         }
         (Some(_) | None, _) => Ok(()),

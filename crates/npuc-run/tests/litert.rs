@@ -11,9 +11,10 @@ use npuc::build::Plan;
 use npuc::exec::to_f32;
 use npuc::fit::Request;
 use npuc::front::{self, Checkpoint, ModelConfig};
+use npuc::mend::{Preference, mend};
 use npuc::model::{CacheProtocol, Chunks, Head, Part, layers};
 use npuc::synth;
-use npuc::target::host;
+use npuc::target::{Precision, Question, find, host};
 use npuc::tensor::{DType, Tensor};
 use npuc_run::device::litert::TIME_LIMIT;
 use npuc_run::fidelity::best_id;
@@ -94,6 +95,25 @@ fn small_models_cut_in_every_way() {
     }
 }
 
+/// Weights behind the flatbuffer are read like those inside.
+#[test]
+fn outer_buffers() {
+    let Some(tool) = litert_tool() else { return };
+    let model = front::open(&checkpoints().join("qwen3-bf16")).unwrap();
+    let target = host().with_protocol(CacheProtocol::Shift);
+    let mut request = Request::plain(target.clone(), shapes("8t32c,1t32c"));
+    request.question.outer_buffers = true;
+    let folder = tempfile::tempdir().unwrap();
+    let parts = [Part::whole(layers(&model.config))];
+    let files = folder.path().join("files");
+    let emitted = Program::through_tflite(&model, &request, &parts, Storage::F32, &files).unwrap();
+    let litert = Session::on_litert(&emitted, &tool, 2, TIME_LIMIT).unwrap();
+    // The host reads the weights from the same places.
+    let host = Session::new(&emitted, 2, &[]).unwrap();
+    let off = difference((litert, host), &[8, 1, 1]);
+    assert!(off <= TOLERANCE, "{off}");
+}
+
 /// Matrices in f16 in the files, and the same rounded numbers on the host.
 #[test]
 fn matrices_in_f16() {
@@ -142,6 +162,37 @@ fn sixteen_layers_in_five_chunks() {
     }
     eprintln!("sixteen layers in five chunks: 64 greedy ids are equal, largest difference {largest:e}");
     assert!(largest <= TOLERANCE, "{largest}");
+}
+
+/// The head of Llama 3.2 1B at its real size behind one layer, as it is mended for MDLA 5.3: no tensor has an extent that
+/// the chip refuses, and the scores are those of the unsplit model on the host.
+#[test]
+fn a_head_of_128256_outputs_as_the_chip_takes_it() {
+    let Some(tool) = litert_tool() else { return };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/configs/llama-3.2-1b.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    let config = config.replace("\"num_hidden_layers\": 16", "\"num_hidden_layers\": 1");
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    synth::write(&model, config.as_bytes(), &path, synth::Format::Bf16, 3).unwrap();
+    let model = front::open(&model).unwrap();
+    assert_eq!(layers(&model.config), 1);
+    let chip = find("genio-720").unwrap();
+    let question = Question::new(&chip, Precision::parse("FP", chip.float).unwrap(), &[]).unwrap();
+    let asked = Request::new(chip, question, shapes("8t32c,1t32c"));
+    let mended = mend(&model.config, Some(&model.tensors), &asked, Preference::Rewrites).unwrap();
+    assert!(mended.fit.fits());
+    let files = folder.path().join("files");
+    let emitted = Program::through_tflite(&model, &mended.request, &mended.fit.parts, Storage::F16, &files).unwrap();
+    let extents = emitted.steps.iter().flat_map(|step| &step.segments).flat_map(|segment| &segment.graph.values);
+    let largest = extents.flat_map(|value| value.ty.shape.iter().copied()).max().unwrap();
+    assert!(largest <= 65535, "{largest}");
+    let litert = Session::on_litert(&emitted, &tool, 2, TIME_LIMIT).unwrap();
+    let plan = Plan::new(host().with_protocol(CacheProtocol::Shift), shapes("8t32c,1t32c")).unwrap();
+    let host = Session::new(&Program::build(model, &plan).unwrap(), 2, &[]).unwrap();
+    let off = difference((litert, host), &[11, 1, 1]);
+    eprintln!("a head of 128256 outputs in parts of at most {largest}: largest difference {off:e}");
+    assert!(off <= TOLERANCE, "{off}");
 }
 
 /// Thirty layers with larger activations; the bound is the one that `real_model.rs` has against f64.

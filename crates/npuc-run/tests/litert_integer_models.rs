@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use half::f16;
 use npuc::back::tflite::{Storage, chunks};
 use npuc::build::weight_types;
 use npuc::exec::{Executor, to_f32};
 use npuc::fit::Request;
 use npuc::front::config::LlamaConfig;
 use npuc::front::{self, ModelConfig};
-use npuc::ir::{Graph, ValueId};
+use npuc::ir::{Def, Graph, Op, ValueId};
 use npuc::model::rope::{angle, frequencies};
 use npuc::model::{CacheProtocol, Chunks, Part, StepShape, layers, llama};
 use npuc::quant::{self, Ranges, Recorder, WeightFormat};
@@ -27,7 +28,7 @@ mod data;
 mod integer;
 
 use data::{checkpoints, shapes};
-use integer::{litert, load, rounded};
+use integer::{litert, load, rounded, tensor};
 
 /// A model as a runtime drives it: caches that shift, padding before the first tokens.
 struct Conversation<'a> {
@@ -153,10 +154,23 @@ struct Plan<'a> {
     headroom: f32,
 }
 
+/// The matrices of projections that are computed in float are stored in f16, whatever the format of the others.
+fn keep_float(graph: &Graph, ranges: &Ranges, tensors: &BTreeMap<String, Tensor>, held: &mut BTreeMap<String, Tensor>) {
+    let scales = quant::scales(graph, ranges, tensors).unwrap();
+    for (id, value) in graph.ids().zip(&graph.values) {
+        let Def::Op { op: Op::Linear {}, args } = &value.def else { continue };
+        if scales.float(id) {
+            let name = &graph.value(args[1]).name;
+            let halves: Vec<f32> = to_f32(&tensors[name]).iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+            held.insert(name.clone(), tensor(tensors[name].shape.clone(), &halves));
+        }
+    }
+}
+
 fn both<'a>(litert: &mut LiteRt, checkpoint: &'a front::Checkpoint, plan: &Plan<'_>) -> Both<'a> {
     let Plan { parts, format, headroom, .. } = *plan;
     let ModelConfig::Llama(config) = &checkpoint.config;
-    let held = dequantised(&checkpoint.tensors, format);
+    let mut held = dequantised(&checkpoint.tensors, format);
     let table = &checkpoint.tensors[llama::EMBEDDING];
     let steps = shapes(plan.steps);
     let conversation = Conversation { config, table: to_f32(table), prompt: steps[0] };
@@ -191,6 +205,11 @@ fn both<'a>(litert: &mut LiteRt, checkpoint: &'a front::Checkpoint, plan: &Plan<
         let graphs = [&file_graphs[0][number - 1], &file_graphs[0][number]];
         quant::share_boundary((graphs[0], &mut first[number - 1]), (graphs[1], &mut second[0])).unwrap();
     }
+    for (graph, ranges) in file_graphs[0].iter().zip(&ranges) {
+        keep_float(graph, ranges, &checkpoint.tensors, &mut held);
+    }
+    let executor = |graph: &Graph| Executor::new(graph, &held, &[]).unwrap();
+    let executors = host_graphs.iter().map(|graphs| graphs.iter().map(executor).collect()).collect();
     let mut model = |graph: &Graph, ranges: &Ranges| {
         load(litert, graph, &checkpoint.tensors, Storage::Integer { weights: format, ranges })
     };
@@ -259,7 +278,7 @@ const LOGIT_TOLERANCE: f32 = 0.004;
 /// Signal to noise of all logits.
 const NOISE_FLOOR_DB: f32 = 50.0;
 /// The same beside activations that only a real model has.
-const REAL_FLOOR_DB: f32 = 22.0;
+const REAL_FLOOR_DB: f32 = 28.0;
 
 /// Sixteen layers of seeded weights in five chunks: rounding adds up along the residual stream, and parts meet in one scale.
 #[test]
@@ -285,9 +304,9 @@ fn sixteen_layers_in_five_chunks() {
     }
 }
 
-/// Thirty layers with the activations of a real model. Its first token has numbers of 23,000 in the residual stream, from
-/// three of the thirty down projections on; beside them the steps of those projections' results and of `hidden` between
-/// the chunks are as large as what other tokens have there. The residual stream itself is in f32.
+/// Thirty layers with the activations of a real model. Its first token has numbers of 31,000 in the residual stream, from
+/// a few down projections on, which are therefore computed in float; `hidden` between the chunks is int16 and cannot
+/// hold both them and what other tokens have there.
 #[test]
 fn a_real_model() {
     let (Some(mut litert), Some(model)) = (litert(), std::env::var_os("NPUC_REAL_MODEL")) else { return };

@@ -6,6 +6,8 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
+use crate::back::BackEnd;
+use crate::back::tflite::contract;
 use crate::diag::{Code, Diagnostic, Result, Severity};
 use crate::front::ModelConfig;
 use crate::ir::{Graph, Type, ValueId};
@@ -13,7 +15,7 @@ use crate::model::{self, Chunks, Head, Part, StepShape};
 use crate::pass;
 use crate::place::{self, Assignment, Bill, Side};
 use crate::target::ledger::{self, ChunkMemory, Usage};
-use crate::target::rule::{Hazard, Limit};
+use crate::target::rule::{Cost, Grade, Hazard, Limit, Remedy};
 use crate::target::{self, Mend, Misfit, Place, Question, Target, misfits};
 use crate::tensor::Tensor;
 
@@ -176,6 +178,8 @@ pub(crate) struct Subject<'a> {
     config: &'a ModelConfig,
     types: Rc<BTreeMap<String, Type>>,
     request: &'a Request,
+    /// Whether graphs have the ports of the target's runtime, as those have that are built.
+    built: bool,
 }
 
 /// What a model has that a target does not take, before the longest context is looked for.
@@ -198,7 +202,13 @@ impl<'a> Subject<'a> {
 
     /// The same over weights of other types.
     pub(crate) fn over(config: &'a ModelConfig, types: BTreeMap<String, Type>, request: &'a Request) -> Subject<'a> {
-        Subject { config, types: Rc::new(types), request }
+        let built = request.target.back_end == Some(BackEnd::Tflite);
+        Subject { config, types: Rc::new(types), request, built }
+    }
+
+    /// The same with the ports of the model's own steps.
+    pub(crate) fn plain(self) -> Subject<'a> {
+        Subject { built: false, ..self }
     }
 
     /// Every misfit that the graphs and their sizes show.
@@ -217,7 +227,35 @@ impl<'a> Subject<'a> {
         for Measured { chunk, graphs } in &measured {
             found.extend(ledger::misfits(&chunk.memory, graphs, target, question));
         }
+        found.extend(self.unbuildable(&graphs));
         Ok(Survey { misfits: crate::target::fold(found), graphs, parts, measured })
+    }
+
+    /// What a chip would take and npuc does not build.
+    fn unbuildable(&self, graphs: &[Graph]) -> Vec<Misfit> {
+        let Request { target, question, .. } = self.request;
+        let whole_numbers = !question.precision.activation.is_float();
+        let on_cpu = |graph: &&Graph| self.request.assign(graph).count(Side::Cpu) > 0;
+        let misfit = |graph: &Graph| {
+            let placement = self.request.assign(graph);
+            let at = graph.ids().find(|&id| placement.side(id) == Some(Side::Cpu))?;
+            Some(Misfit {
+                severity: Severity::Warning,
+                code: Code::Misfit,
+                rule: "cpu-between-integers".into(),
+                message: "npuc does not build operations on the CPU between files in whole numbers yet".into(),
+                unit: "CPU".into(),
+                limit: "all operations on the NPU, or a float precision".into(),
+                actual: question.precision.name.clone(),
+                why: None,
+                source: "npuc's TFLite back end".into(),
+                grade: Grade::Tried,
+                remedies: vec![Remedy::new(Cost::Option, "float files may have them").option("--precision FP")],
+                places: vec![Place::value(graph, at)],
+            })
+        };
+        let asks = target.back_end == Some(BackEnd::Tflite) && whole_numbers;
+        graphs.iter().filter(|graph| asks && on_cpu(graph)).filter_map(misfit).collect()
     }
 
     /// The part's graph of every shape in the operations that the target takes.
@@ -227,6 +265,7 @@ impl<'a> Subject<'a> {
         let part = &self.request.mended(part);
         let graph = |shape: &StepShape| {
             let graph = model::build_part(self.config, &self.types, *shape, target.protocol, part)?;
+            let graph = if self.built { contract(&graph)? } else { graph };
             pass::run(graph, &passes, |_, _, _| {})
         };
         shapes.iter().map(graph).collect()
@@ -240,7 +279,7 @@ impl<'a> Subject<'a> {
             let pieces = self.npu_graphs(graphs)?;
             let several = pieces.len() > 1;
             for (place, graphs) in pieces.into_iter().enumerate() {
-                let memory = ledger::measure(&graphs, &self.request.question.precision);
+                let memory = ledger::measure(&graphs, &self.request.target, &self.request.question.precision);
                 let name = if several { format!("{number}.{place}") } else { number.to_string() };
                 measured.push(Measured { chunk: Chunk { name, layers: part.layers.len(), memory }, graphs });
             }
@@ -312,8 +351,11 @@ struct Measured {
     graphs: Vec<Graph>,
 }
 
+/// The parts of a model, measured.
+type Cut = (Vec<Part>, Vec<Measured>);
+
 /// The chunks, measured.
-fn chunked(subject: &Subject<'_>) -> Result<(Vec<Part>, Vec<Measured>)> {
+fn chunked(subject: &Subject<'_>) -> Result<Cut> {
     let request = subject.request;
     let layers = model::layers(subject.config);
     if let Some(chunks) = &request.chunks {
@@ -321,18 +363,31 @@ fn chunked(subject: &Subject<'_>) -> Result<(Vec<Part>, Vec<Measured>)> {
         let measured = subject.measure(&parts, &request.shapes)?;
         return Ok((parts, measured));
     }
-    let mut count = 1;
-    loop {
+    let cut = |count: usize| -> Result<(bool, Cut)> {
         let parts = Chunks::Layers(as_equal_as_can_be(layers, count)).parts(layers)?;
         let measured = subject.measure(&parts, &request.shapes)?;
         let broken = |Measured { chunk, graphs }: &Measured| {
             !ledger::misfits(&chunk.memory, graphs, &request.target, &request.question).is_empty()
         };
-        if count == layers || !measured.iter().any(broken) {
-            return Ok((parts, measured));
+        Ok((!measured.iter().any(broken), (parts, measured)))
+    };
+    // More chunks are smaller chunks: doubling finds a number that fits, bisection the fewest.
+    let (mut low, mut high) = (0, 1);
+    let mut best = loop {
+        let (fits, cut) = cut(high)?;
+        if fits || high == layers {
+            break cut;
         }
-        count += 1;
+        (low, high) = (high, (2 * high).min(layers));
+    };
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        match cut(middle)? {
+            (true, cut) => (high, best) = (middle, cut),
+            (false, _) => low = middle,
+        }
     }
+    Ok(best)
 }
 
 fn as_equal_as_can_be(layers: usize, count: usize) -> Vec<usize> {

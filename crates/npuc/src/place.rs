@@ -94,11 +94,11 @@ impl Assignment {
 
 /// Places every operation of a verified graph: as the last rule says that holds for it, otherwise on the NPU.
 ///
-/// A reshape moves no number, so one that no rule holds for goes where its operand is computed; one of an input
-/// or weight goes to the CPU if all that read it are there. So no side is changed for reshapes alone.
+/// What only moves numbers and has no rule follows the work: it goes to the CPU if all that read it are there, so that a
+/// cache that the CPU alone reads does not pass through the NPU; a reshape otherwise goes where its operand is computed.
 /// `precision` gives the bytes that rules ask for.
 pub fn assign(graph: &Graph, rules: &[Rule], precision: &Precision) -> Assignment {
-    let mut idle = vec![true; rules.len()];
+    let mut idle: Vec<bool> = rules.iter().map(|rule| rule.condition != Condition::Gather).collect();
     let mut sides: Vec<Option<Side>> = Vec::with_capacity(graph.values.len());
     for id in graph.ids() {
         let mut side = None;
@@ -107,27 +107,39 @@ pub fn assign(graph: &Graph, rules: &[Rule], precision: &Precision) -> Assignmen
             side = Some(rule.side);
         }
         sides.push(side.or_else(|| match &graph.value(id).def {
-            Def::Op { op: Op::Reshape { .. }, args } => args.first().and_then(|arg| sides[arg.index()]),
-            Def::Op { .. } => Some(Side::Npu),
+            Def::Op { op, .. } => (!op.only_moves()).then_some(Side::Npu),
             Def::Input | Def::Weight => None,
         }));
     }
-    place_leading_reshapes(graph, &mut sides);
+    follow_readers(graph, &mut sides);
+    follow_operands(graph, &mut sides);
     let idle = (0..rules.len()).filter(|&rule| idle[rule]).collect();
     Assignment { sides, idle }
 }
 
-/// Places the reshapes of inputs and weights, which have no side yet, after what reads them.
-fn place_leading_reshapes(graph: &Graph, sides: &mut [Option<Side>]) {
-    // Whether a value is read, and whether the CPU alone reads it.
+/// Places what has no side yet and is read by the CPU alone.
+fn follow_readers(graph: &Graph, sides: &mut [Option<Side>]) {
+    // Whether a value is read, and whether the CPU alone reads it; what leaves is read by whoever comes next.
     let mut readers = vec![(false, true); graph.values.len()];
+    graph.outputs.iter().for_each(|output| readers[output.value.index()] = (true, false));
     for (index, value) in graph.values.iter().enumerate().rev() {
         let Def::Op { op: _, args } = &value.def else { continue };
-        let (is_read, by_cpu) = readers[index];
-        let side = *sides[index].get_or_insert(if is_read && by_cpu { Side::Cpu } else { Side::Npu });
+        if sides[index].is_none() && readers[index] == (true, true) {
+            sides[index] = Some(Side::Cpu);
+        }
         for arg in args {
             let reader = &mut readers[arg.index()];
-            *reader = (true, reader.1 && side == Side::Cpu);
+            *reader = (true, reader.1 && sides[index] == Some(Side::Cpu));
         }
+    }
+}
+
+/// Places what has no side yet: reshapes where their operands are computed, all else on the NPU.
+fn follow_operands(graph: &Graph, sides: &mut [Option<Side>]) {
+    for (index, value) in graph.values.iter().enumerate() {
+        let Def::Op { op, args } = &value.def else { continue };
+        let reshaped = args.first().filter(|_| matches!(op, Op::Reshape { .. }));
+        let of_operand = reshaped.and_then(|arg| sides[arg.index()]);
+        sides[index].get_or_insert(of_operand.unwrap_or(Side::Npu));
     }
 }

@@ -1,17 +1,19 @@
 //! Building for this machine: one graph a step shape over weights as they are stored.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Instant;
 
 use npuc::back::{self, BackEnd};
 use npuc::build::{self, Plan};
 use npuc::bundle::write::{Contents, Written};
-use npuc::front::non_finite;
+use npuc::front::{Checkpoint, non_finite};
+use npuc::model::StepShape;
 use npuc::pass::Pass;
-use npuc::target::Target;
+use npuc::target::{Checked, Target};
 use npuc::{Diagnostic, Error, Result};
 use npuc_run::program::default_shapes;
-use npuc_run::text::bundle_text;
+use npuc_run::text::{BundleText, bundle_text};
 use serde::Serialize;
 
 use super::{ms, open, write};
@@ -77,19 +79,7 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     drop(spinner);
     let check_weights_ms = ms(start);
 
-    let contents = Contents {
-        target: target.clone(),
-        back_end: BackEnd::Host,
-        precision: "stored".into(),
-        mends: Vec::new(),
-        hidden_mask: target.hidden_mask,
-        graphs: graphs.iter().map(|(shape, graph)| back::host::emit(*shape, graph)).collect(),
-        weights: checkpoint.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect(),
-        files: Vec::new(),
-        tokenizer_json: text.tokenizer_json,
-        chat_template: text.chat_template,
-        text: text.record,
-    };
+    let contents = contents(target, &graphs, &checkpoint, text);
     let start = Instant::now();
     let written = write(args, &checkpoint, contents, output)?;
     let reports = graphs.iter().map(|(shape, graph)| GraphReport {
@@ -112,15 +102,40 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     output.result(&report, &render(&report))
 }
 
+/// The graphs over all weights as they are stored.
+fn contents<'a>(
+    target: &Target,
+    graphs: &[(StepShape, Checked)],
+    checkpoint: &'a Checkpoint,
+    text: BundleText,
+) -> Contents<'a> {
+    Contents {
+        target: target.clone(),
+        back_end: BackEnd::Host,
+        precision: "stored".into(),
+        mends: Vec::new(),
+        flags: BTreeSet::new(),
+        placement: Vec::new(),
+        hidden_mask: target.hidden_mask,
+        graphs: graphs.iter().map(|(shape, graph)| back::host::emit(*shape, graph)).collect(),
+        weights: checkpoint.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect(),
+        files: Vec::new(),
+        tokenizer_json: text.tokenizer_json,
+        chat_template: text.chat_template,
+        text: text.record,
+    }
+}
+
 /// Flags that would change nothing are a misunderstanding, not a wish.
 fn refuse_chip_flags(args: &BuildArgs) -> Result<()> {
-    let ChipArgs { precision, chunks, flag, fix: _, no_fix, place, calibration } = &args.chip;
+    let ChipArgs { precision, chunks, flag, fix: _, no_fix, place, outer_buffers, calibration } = &args.chip;
     let idle = [
         ("--precision", precision.is_some()),
         ("--chunks", chunks.is_some()),
         ("--flag", !flag.is_empty()),
         ("--no-fix", *no_fix),
         ("--calibration", calibration.is_some()),
+        ("--outer-buffers", *outer_buffers),
         ("--place", !place.place.is_empty()),
         ("--deny-fallback", place.deny_fallback),
     ];

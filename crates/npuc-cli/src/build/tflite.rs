@@ -3,13 +3,12 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use npuc::back::BackEnd;
 use npuc::back::tflite::ncc::Plan;
-use npuc::back::tflite::{Export, Exported, Storage, export};
-use npuc::bundle::write::{Contents, Written};
+use npuc::back::tflite::{Export, Storage, export};
+use npuc::bundle::write::Written;
 use npuc::diag::Severity;
 use npuc::fit::Request;
-use npuc::front::{Checkpoint, ModelConfig, non_finite};
+use npuc::front::{Checkpoint, non_finite};
 use npuc::ir::Graph;
 use npuc::mend::{Applied, Mended, Proof, mend, prove};
 use npuc::model::{Chunks, Part, StepShape};
@@ -18,9 +17,10 @@ use npuc::quant::{Ranges, WeightFormat};
 use npuc::target::{Granularity, Number, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Error, Result, fit};
 use npuc_run::calibrate::{HEADROOM, calibrate, own_text, sequences_of};
-use npuc_run::program::hidden_mask;
-use npuc_run::text::{BundleText, TextModel, bundle_text};
+use npuc_run::program::{default_shapes_for, exported_contents};
+use npuc_run::text::{TextModel, bundle_text};
 use npuc_run::toolchain::ncc::{self, Compiled};
+use npuc_run::vendor_log::Weight;
 use serde::Serialize;
 
 use super::{ms, open};
@@ -28,9 +28,6 @@ use crate::args::{BuildArgs, shapes, threads};
 use crate::mended;
 use crate::output::{Output, bytes};
 
-/// The context of a build unless the model's own is shorter, and the tokens of its prompt step.
-const DEFAULT_CAPACITY: usize = 1024;
-const DEFAULT_PROMPT_TOKENS: usize = 128;
 /// The tokens of a text that ranges are taken from, at most.
 const MOST_TOKENS: usize = 4096;
 
@@ -113,8 +110,12 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     let on_npu = || exported.graphs.iter().filter_map(|graph| Some((&graph.graph, &graph.file.as_ref()?.0)));
     let (graphs, files): (Vec<Graph>, Vec<String>) =
         on_npu().map(|(graph, path)| (graph.clone(), path.clone())).unzip();
-    let written = times.write_ms.measure(|| write(args, &checkpoint, &request, exported, text, output))?;
+    let contents = exported_contents(&request, exported, text);
+    let written = times.write_ms.measure(|| super::write(args, &checkpoint, contents, output))?;
     let compiled = plan.as_ref().map_or(Ok(None), |plan| compile(args, plan, &graphs, output))?;
+    warnings.extend(compiled.iter().flatten().filter_map(doubt));
+    let name = |compiled: &Compiled| compiled.dla.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let compiled = compiled.map(|compiled| compiled.iter().map(name).collect());
     let report = Report {
         bundle: args.output.display().to_string(),
         target: target.name.clone(),
@@ -139,12 +140,16 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
 fn asked(args: &BuildArgs, target: &Target) -> Result<(Request, Form, Checkpoint)> {
     let chip = &args.chip;
     let precision = Precision::parse(chip.precision.as_deref().unwrap_or("FP"), target.float)?;
-    let question = Question::new(target, precision, &chip.flag)?;
+    let question = Question { outer_buffers: chip.outer_buffers, ..Question::new(target, precision, &chip.flag)? };
     let form = form(&question.precision)?;
+    if let (Form::Float(_), Some(_)) = (form, &chip.calibration) {
+        let fault = Diagnostic::error(Code::BadArgument, "--calibration does nothing in a float precision");
+        return Err(fault.help("add --precision 8W16A, or leave the flag out").into());
+    }
     let chunks = chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
     let given = shapes(args.shapes.as_ref())?;
     let checkpoint = open(args)?;
-    let shapes = given.unwrap_or_else(|| default_shapes(&checkpoint.config));
+    let shapes = given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config));
     let request = chip.place.apply(Request { chunks, ..Request::new(target.clone(), question, shapes) })?;
     Ok((request, form, checkpoint))
 }
@@ -158,44 +163,42 @@ fn fitted(args: &BuildArgs, checkpoint: &Checkpoint, asked: &Request) -> Result<
     } else {
         mend(&checkpoint.config, weights, asked, args.chip.fix.into())?
     };
+    if !mended.fit.bills.is_empty() && !mended.request.question.precision.activation.is_float() {
+        return Err(cpu_between_integers(&mended.request));
+    }
     let errors = mended.fit.misfits.iter().filter(|misfit| misfit.severity == Severity::Error);
     Error::check(errors.map(npuc::target::Misfit::diagnostic).collect())?;
     Ok(mended)
 }
 
-fn write(
-    args: &BuildArgs,
-    checkpoint: &Checkpoint,
-    request: &Request,
-    exported: Exported<'_>,
-    text: BundleText,
-    output: Output,
-) -> Result<Written> {
-    let contents = Contents {
-        target: request.target.clone(),
-        back_end: BackEnd::Tflite,
-        precision: request.question.precision.name.clone(),
-        mends: request.mends.clone(),
-        hidden_mask: hidden_mask(request),
-        graphs: exported.graphs,
-        weights: exported.weights,
-        files: exported.files,
-        tokenizer_json: text.tokenizer_json,
-        chat_template: text.chat_template,
-        text: text.record,
-    };
-    super::write(args, checkpoint, contents, output)
+/// Integer files cannot have operations between them yet; this is known before any work is done.
+fn cpu_between_integers(request: &Request) -> Error {
+    let rules: Vec<String> = request.placement.iter().map(|rule| format!("--place {rule}")).collect();
+    Diagnostic::error(Code::Misfit, "npuc cannot put operations on the CPU between files in whole numbers yet")
+        .subject(rules.join(" "))
+        .need("all operations on the NPU, or a float precision")
+        .have(format!("{} on {}", request.question.precision.name, request.target.name))
+        .help("use --precision FP, or a chip that takes every operation")
+        .into()
 }
 
 /// Runs MediaTek's compiler on the files of the bundle, where it is on the PATH.
 ///
 /// Errors: what it refuses; the TFLite files stay.
-fn compile(args: &BuildArgs, plan: &Plan, graphs: &[Graph], output: Output) -> Result<Option<Vec<String>>> {
+fn compile(args: &BuildArgs, plan: &Plan, graphs: &[Graph], output: Output) -> Result<Option<Vec<Compiled>>> {
     let Some(program) = ncc::find() else { return Ok(None) };
     let mut say = |text: &str| output.note(text);
-    let compiled = ncc::compile(&program, &plan.lines, graphs, &args.output, ncc::TIME_LIMIT, &mut say)?;
-    let name = |compiled: &Compiled| compiled.dla.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Some(compiled.iter().map(name).collect()))
+    ncc::compile(&program, &plan.lines, graphs, &args.output, ncc::TIME_LIMIT, &mut say).map(Some)
+}
+
+/// A file that was made though the compiler's log says that something is refused.
+fn doubt(compiled: &Compiled) -> Option<Diagnostic> {
+    let refusal = compiled.findings.iter().find(|finding| finding.weight == Weight::Refusal)?;
+    let fault =
+        Diagnostic::warning(Code::VendorRefusal, "ncc-tflite made a file, and its log has the words of a refusal");
+    Some(
+        fault.file(&compiled.log).have(&refusal.message).help("read `npuc explain` on the log before the file is used"),
+    )
 }
 
 /// What the files of a precision hold.
@@ -240,6 +243,11 @@ fn calibrated(
                 let fault = Diagnostic::error(Code::NoTokenizer, "the model has no tokenizer to read the text with");
                 fault.file(path).help("leave out --calibration: the model then writes its own text")
             })?;
+            if text.trim().is_empty() {
+                return Err(Diagnostic::error(Code::BadArgument, "the text to calibrate with is empty")
+                    .file(path)
+                    .into());
+            }
             (sequences_of(&model.tokenizer.encode(&text, true)?, MOST_TOKENS), path.display().to_string())
         }
     };
@@ -247,14 +255,6 @@ fn calibrated(
     let ranges = calibrate(checkpoint, request, parts, &sequences, threads)?;
     drop(spinner);
     Ok((ranges, Some(format!("{tokens} tokens of {source}, ranges widened by {HEADROOM}"))))
-}
-
-/// A prompt step and a step of one token.
-fn default_shapes(config: &ModelConfig) -> Vec<StepShape> {
-    let ModelConfig::Llama(config) = config;
-    let capacity = config.max_positions.min(DEFAULT_CAPACITY);
-    let tokens = [DEFAULT_PROMPT_TOKENS.min(capacity), 1];
-    tokens.into_iter().map(|tokens| StepShape { tokens, capacity }).collect()
 }
 
 /// The model's name in the names of files: that of its folder or file.

@@ -1,6 +1,6 @@
 //! Tools that npuc drives but does not contain: which there are, fetching them, finding them.
 //!
-//! A tool is pinned by the hashes of its wheels; what is found is therefore what was tested.
+//! A fetched tool is pinned by the hashes of its wheels; what is found is therefore what was tested. [`ncc`] is the user's own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

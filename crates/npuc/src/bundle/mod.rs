@@ -17,6 +17,7 @@ use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::front::config::ModelConfig;
 use crate::ir::{Graph, text, verify};
 use crate::model::{self, CacheProtocol, Role, StepShape};
+use crate::place;
 use crate::target::Mend;
 use crate::tensor::{DType, Shape, SourceFile, Tensor};
 
@@ -55,6 +56,12 @@ pub struct Manifest {
     /// What was changed in the model's graphs so that they fit the target.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mends: Vec<Mend>,
+    /// The flags that lift limits of the target, which the vendor's compiler gets.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub flags: BTreeSet<String>,
+    /// The rules of placement, the target's own first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placement: Vec<place::Rule>,
     /// How caches travel between steps.
     pub protocol: CacheProtocol,
     /// What masks hold where a position is hidden.
@@ -219,8 +226,7 @@ fn check_file(dir: &Path, record: &FileRecord) -> Result<()> {
             .file(path)
             .into());
     }
-    let file = SourceFile::open(&path)?;
-    let have = file.bytes().len() as u64;
+    let have = std::fs::metadata(&path).map_or(record.bytes, |data| data.len());
     if have != record.bytes {
         return Err(Diagnostic::error(Code::HashMismatch, "a file of the bundle has another size than was written")
             .file(path)
@@ -229,9 +235,28 @@ fn check_file(dir: &Path, record: &FileRecord) -> Result<()> {
             .help("build the bundle again, or copy it again from where it was whole")
             .into());
     }
-    let actual = hex(&Sha256::digest(file.bytes()));
+    let (_, actual) = digest(&path)?;
     if actual == record.sha256 { Ok(()) } else { Err(mismatch(&path, &record.sha256, &actual).into()) }
 }
+
+/// Size and SHA-256 of a file, which is read and not mapped: a file that is only hashed should not count as memory in use.
+fn digest(path: &Path) -> Result<(u64, String)> {
+    let unreadable =
+        |e: std::io::Error| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path);
+    let mut file = File::open(path).map_err(unreadable)?;
+    let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; DIGEST_BUFFER_BYTES]);
+    loop {
+        match file.read(&mut buffer).map_err(unreadable)? {
+            0 => return Ok((bytes, hex(&hash.finalize()))),
+            count => {
+                hash.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+        }
+    }
+}
+
+const DIGEST_BUFFER_BYTES: usize = 1 << 20;
 
 fn mismatch(path: &Path, need: &str, have: &str) -> Diagnostic {
     Diagnostic::error(Code::HashMismatch, "a file of the bundle is not the file that was written")

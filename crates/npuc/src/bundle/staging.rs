@@ -211,8 +211,8 @@ fn refuse_other_content(dir: &Path) -> Result<()> {
     if !is_bundle(dir) {
         return Err(fault("the output exists and is not a bundle").into());
     }
-    let manifest =
-        read_manifest(&dir.join(MANIFEST)).map_err(|_| fault("the output exists and is a damaged bundle"))?;
+    let manifest = read_manifest(&dir.join(MANIFEST))
+        .map_err(|_| fault("the output exists and is a bundle that is damaged or of another version"))?;
     // What ncc-tflite made of the bundle's files is the bundle's too.
     let emitted = manifest.graphs.iter().filter_map(|graph| graph.emitted.as_ref()?.strip_suffix(".tflite"));
     let compiled: Vec<String> = emitted.flat_map(|stem| COMPILED.map(|ending| format!("{stem}{ending}"))).collect();

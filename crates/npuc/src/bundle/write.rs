@@ -1,6 +1,6 @@
 //! Writing a bundle: everything goes into a staging folder, which becomes the bundle at the end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use serde::Serialize;
@@ -9,15 +9,16 @@ use sha2::{Digest, Sha256};
 use super::staging::Staging;
 use super::{
     CHAT_TEMPLATE, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord, GraphRecord, MANIFEST, Manifest, SCHEMA,
-    TOKENIZER, TextRecord, WEIGHTS, WeightRecord, hex,
+    TOKENIZER, TextRecord, WEIGHTS, WeightRecord, digest, hex,
 };
 use crate::back::tflite::write_f32;
 use crate::back::{BackEnd, Emitted};
 use crate::diag::Result;
 use crate::front::Checkpoint;
+use crate::place;
 use crate::quant;
 use crate::target::{Mend, Target};
-use crate::tensor::{DType, SourceFile, Tensor};
+use crate::tensor::{DType, Tensor};
 
 /// Weights begin at multiples of this, enough for every vector unit and for direct mapping.
 const ALIGN_BYTES: u64 = 64;
@@ -32,6 +33,10 @@ pub struct Contents<'a> {
     pub precision: String,
     /// What was changed in the model's graphs so that they fit the target.
     pub mends: Vec<Mend>,
+    /// The flags that lift limits of the target.
+    pub flags: BTreeSet<String>,
+    /// The rules of placement.
+    pub placement: Vec<place::Rule>,
     /// What masks hold where a position is hidden.
     pub hidden_mask: i32,
     /// The graphs: the shape with most tokens first, those of one shape in the order of their execution.
@@ -153,6 +158,8 @@ pub fn write(
         back_end: contents.back_end,
         precision: contents.precision,
         mends: contents.mends,
+        flags: contents.flags,
+        placement: contents.placement,
         protocol: target.protocol,
         hidden_mask: contents.hidden_mask,
         model: checkpoint.config.clone(),
@@ -232,9 +239,8 @@ fn source_records(checkpoint: &Checkpoint) -> Result<Vec<FileRecord>> {
     paths.sort_unstable();
     paths.dedup();
     let record = |path: &&Path| {
-        let file = SourceFile::open(path)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(FileRecord { path: name, bytes: file.bytes().len() as u64, sha256: hex(&Sha256::digest(file.bytes())) })
+        let (bytes, sha256) = digest(path)?;
+        Ok(FileRecord { path: path.file_name().unwrap_or_default().to_string_lossy().into_owned(), bytes, sha256 })
     };
     paths.iter().map(record).collect()
 }

@@ -6,7 +6,6 @@
 //! false, `sliding_window` 4096 (Mistral and Qwen2/3), `use_sliding_window` false, `max_window_layers` 28.
 //! Null counts as absent, except that `"sliding_window": null` says that there is no window.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -25,8 +24,8 @@ pub struct HfConfig {
     pub model: LlamaConfig,
     /// `bos_token_id`.
     pub bos: Option<u32>,
-    /// `eos_token_id`, one or a list.
-    pub eos: BTreeSet<u32>,
+    /// `eos_token_id`, one or a list, in its order.
+    pub eos: Vec<u32>,
 }
 
 /// Reads the text of a `config.json`; `file` is named in messages.
@@ -47,7 +46,7 @@ pub fn parse(text: &[u8], file: &Path) -> Result<HfConfig> {
 }
 
 /// The `bos_token_id` and `eos_token_id` of a `generation_config.json`.
-pub(super) fn parse_generation(text: &[u8], file: &Path) -> Result<(Option<u32>, BTreeSet<u32>)> {
+pub(super) fn parse_generation(text: &[u8], file: &Path) -> Result<(Option<u32>, Vec<u32>)> {
     let ids = special_ids(&object(text, file)?);
     Error::check(ids.faults).map_err(|e| e.in_file(file))?;
     Ok((ids.bos, ids.eos))
@@ -340,13 +339,13 @@ fn scaling(rope: &mut Fields) -> RopeScaling {
 
 struct SpecialIds {
     bos: Option<u32>,
-    eos: BTreeSet<u32>,
+    eos: Vec<u32>,
     faults: Vec<Diagnostic>,
 }
 
 /// `bos_token_id` and `eos_token_id`: a number, null or absent; for EOS also a list.
 fn special_ids(object: &Map<String, Value>) -> SpecialIds {
-    let mut ids = SpecialIds { bos: None, eos: BTreeSet::new(), faults: Vec::new() };
+    let mut ids = SpecialIds { bos: None, eos: Vec::new(), faults: Vec::new() };
     let mut id = |key: &str, value: &Value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
         if id.is_none() {

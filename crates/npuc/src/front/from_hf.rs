@@ -32,7 +32,8 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
         .ok_or_else(|| Diagnostic::error(Code::Unreadable, "the file is absent").file(&config_file))?;
     let parsed = config_hf::parse(&config_text, &config_file)?;
     let mut config = parsed.model;
-    let mut special = SpecialTokens { bos: parsed.bos, eos: parsed.eos };
+    let mut special = SpecialTokens { bos: parsed.bos, ..SpecialTokens::default() };
+    special.end_with(parsed.eos);
 
     let mut warnings = Vec::new();
     let listed = list(folder, &mut warnings)?;
@@ -43,7 +44,7 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     if let Some(text) = read(&generation_file)? {
         let (bos, eos) = config_hf::parse_generation(&text, &generation_file)?;
         special.bos = special.bos.or(bos);
-        special.eos.extend(eos);
+        special.end_with(eos);
     }
     let tokenizer = tokenizer(folder, &mut special, &mut warnings)?;
     warnings.extend(outside_vocabulary(&special, config.vocab));
@@ -214,7 +215,7 @@ fn tokenizer(
             }
             id
         };
-        special.eos.extend(id("eos_token"));
+        special.end_with(id("eos_token"));
         special.bos = special.bos.or_else(|| id("bos_token"));
     }
     let chat_template = chat_template(folder, tokenizer_config.as_ref(), &config_file, warnings)?;

@@ -63,6 +63,19 @@ pub struct SpecialTokens {
     pub bos: Option<u32>,
     /// Every id that ends an answer, from all the places that name one.
     pub eos: BTreeSet<u32>,
+    /// The one of them that is named first, for runtimes that know only one.
+    #[serde(skip)]
+    pub first_eos: Option<u32>,
+}
+
+impl SpecialTokens {
+    /// Adds ids that end an answer, those of more authority first.
+    pub(crate) fn end_with(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            self.first_eos.get_or_insert(id);
+            self.eos.insert(id);
+        }
+    }
 }
 
 /// Where a tokenizer's data comes from.

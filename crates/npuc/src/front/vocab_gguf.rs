@@ -80,7 +80,8 @@ fn special_tokens(special: &BTreeMap<String, u32>, vocab: Option<&GgufVocab>) ->
         let ending = control.filter(|((text, _), id)| END_OF_TURN.contains(&text.as_str()) && Some(*id) != bos);
         eos.extend(ending.map(|(_, id)| id));
     }
-    SpecialTokens { bos, eos }
+    let first_eos = special.get("eos").copied().or_else(|| eos.first().copied());
+    SpecialTokens { bos, eos, first_eos }
 }
 
 /// Takes typed values out of the metadata and notes those of another type.

@@ -181,6 +181,11 @@ impl Op {
     pub const fn is_projection(&self) -> bool {
         matches!(self, Op::Linear {} | Op::PointwiseConv {})
     }
+
+    /// Whether the result is the operands' numbers in another order or shape.
+    pub const fn only_moves(&self) -> bool {
+        matches!(self, Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Concat { .. })
+    }
 }
 
 fn known_attrs(op: &str, known: &[&str], attrs: &[(String, Attr)]) -> Result<(), String> {

@@ -16,14 +16,18 @@ use crate::diag::{Code, Diagnostic, Result};
 use crate::exec::Executor;
 use crate::fit::{Request, Subject};
 use crate::front::ModelConfig;
+use crate::front::config::LlamaConfig;
 use crate::ir::{Def, Graph};
 use crate::model::{self, Part, Port, Role, StepShape};
 use crate::target::Mend;
 use crate::tensor::{DType, Tensor, byte_len};
 
-/// The most tokens and cache rows that a proof computes; the rewrites do not depend on their number.
+/// The most tokens, cache rows and layers that a proof computes; the rewrites do not depend on their number.
 const MOST_TOKENS: usize = 16;
 const MOST_ROWS: usize = 64;
+const MOST_LAYERS: usize = 4;
+/// Random weights of a model without its own take no more memory than this.
+const MOST_POOL_BYTES: usize = 4 << 30;
 /// How far a rewrite that reorders roundings may lead away, as a share of the largest number.
 const TOLERANCE: f32 = 1e-4;
 
@@ -34,6 +38,8 @@ pub struct Proof {
     pub mend: Mend,
     /// The steps that were computed.
     pub shapes: Vec<String>,
+    /// The first layers, before the head, that were computed.
+    pub layers: usize,
     /// The largest difference of any output.
     pub max_abs: f32,
     /// The largest magnitude of any output.
@@ -46,7 +52,8 @@ pub struct Proof {
 /// checkpoint's, where there is one; random ones take their place.
 ///
 /// # Errors
-/// [`Code::Unfaithful`] for a split that is not bit-identical, or another rewrite that changes more than rounding.
+/// [`Code::Unfaithful`] for a split that is not bit-identical, or another rewrite that changes more than rounding;
+/// [`Code::OutOfMemory`] for a model whose random weights are too large.
 pub fn prove(
     config: &ModelConfig,
     weights: Option<&BTreeMap<String, Tensor>>,
@@ -57,9 +64,10 @@ pub fn prove(
     if rewrites.is_empty() {
         return Ok(Vec::new());
     }
+    let config = &first_layers(config);
     let weights = match weights {
         Some(weights) => weights.iter().map(|(name, tensor)| (name.clone(), tensor.materialized())).collect(),
-        None => random_weights(config),
+        None => random_weights(config)?,
     };
     let before: Vec<Mend> = request.mends.iter().filter(|mend| !rewrites.contains(mend)).cloned().collect();
     let mut form = Request { mends: before, shapes: proof_shapes(&request.shapes), ..request.clone() };
@@ -68,12 +76,21 @@ pub fn prove(
     for mend in rewrites {
         form.mends.push(mend.clone());
         let now = outputs(config, &weights, &form)?;
-        let proof = compare(mend, &form.shapes, &last, &now);
+        let proof = Proof { layers: model::layers(config), ..compare(mend, &form.shapes, &last, &now) };
         refuse_unfaithful(&proof)?;
         proofs.push(proof);
         last = now;
     }
     Ok(proofs)
+}
+
+/// The model with its first layers only.
+fn first_layers(config: &ModelConfig) -> ModelConfig {
+    match config {
+        ModelConfig::Llama(config) => {
+            ModelConfig::Llama(LlamaConfig { layers: config.layers.min(MOST_LAYERS), ..config.clone() })
+        }
+    }
 }
 
 fn is_rewrite(mend: &Mend) -> bool {
@@ -124,7 +141,7 @@ fn proof_shapes(shapes: &[StepShape]) -> Vec<StepShape> {
 type Outputs = Vec<BTreeMap<String, Vec<f32>>>;
 
 fn outputs(config: &ModelConfig, weights: &BTreeMap<String, Tensor>, request: &Request) -> Result<Outputs> {
-    let subject = Subject::over(config, weight_types(weights), request);
+    let subject = Subject::over(config, weight_types(weights), request).plain();
     let graphs = subject.lowered(&Part::whole(model::layers(config)), &request.shapes)?;
     let run = |(graph, shape): (&Graph, &StepShape)| {
         let inputs: Vec<Vec<f32>> = graph
@@ -206,12 +223,12 @@ fn compare(mend: &Mend, shapes: &[StepShape], before: &Outputs, after: &Outputs)
         }
     }
     let shapes = shapes.iter().map(ToString::to_string).collect();
-    Proof { mend: mend.clone(), shapes, max_abs, largest, identical }
+    Proof { mend: mend.clone(), shapes, layers: 0, max_abs, largest, identical }
 }
 
 /// Random weights for a model. Matrices are in 4-bit blocks where these divide the rows, and all lie in one stretch of
 /// memory; gains are near 1, biases near 0.
-fn random_weights(config: &ModelConfig) -> BTreeMap<String, Tensor> {
+fn random_weights(config: &ModelConfig) -> Result<BTreeMap<String, Tensor>> {
     let specs = model::weight_specs(config);
     let is_matrix = |role: Role| match role {
         Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => true,
@@ -221,6 +238,16 @@ fn random_weights(config: &ModelConfig) -> BTreeMap<String, Tensor> {
     let blocks = matrices().all(|spec| spec.shape.last().is_some_and(|cols| cols.is_multiple_of(32)));
     let dtype = if blocks { DType::Q4_0 } else { DType::F32 };
     let largest = matrices().filter_map(|spec| byte_len(dtype, &spec.shape)).max().unwrap_or(0);
+    if largest > MOST_POOL_BYTES {
+        return Err(Diagnostic::error(
+            Code::OutOfMemory,
+            "the mends of a model this large are not proved without its weights",
+        )
+        .need(format!("{largest} bytes of random weights"))
+        .have(format!("at most {MOST_POOL_BYTES} bytes"))
+        .help("name the checkpoint instead of its config.json")
+        .into());
+    }
     let fan_in = matrices().filter_map(|spec| spec.shape.last().copied()).min().unwrap_or(1);
     // Tensors begin at different blocks, so that no two layers are the same.
     let (unit_bytes, slack) = (dtype.block_bytes(), 4096);
@@ -241,7 +268,7 @@ fn random_weights(config: &ModelConfig) -> BTreeMap<String, Tensor> {
         let tensor = tensor(number, spec).expect("a configuration that was checked has weights that can be counted");
         (spec.name.clone(), tensor)
     });
-    named.collect()
+    Ok(named.collect())
 }
 
 /// Random blocks of numbers with the standard deviation `spread`.

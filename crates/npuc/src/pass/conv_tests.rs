@@ -82,7 +82,7 @@ fn a_convolution_is_a_projection() {
         };
         for graph in [&graph, &conv] {
             assert_eq!(ledger::matrices(graph), ["w"]);
-            let measured = ledger::measure(std::slice::from_ref(graph), &precision);
+            let measured = ledger::measure(std::slice::from_ref(graph), &target, &precision);
             assert_eq!(measured.weights_bytes, bytes, "{}", precision.name);
         }
         assert!(!codes(&graph).is_empty());

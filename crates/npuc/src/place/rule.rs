@@ -26,6 +26,8 @@ pub struct Rule {
 pub enum Condition {
     /// `op=matmul`: an operation of that name, one of [`Op::NAMES`].
     Op(&'static str),
+    /// `op=gather`: the lookup of embedding rows, which the runner does on the CPU whatever the target.
+    Gather,
     /// `name=lm_head*`: its path in the model matches; `*` stands for any characters, `?` for one.
     Name(String),
     /// `layers=0..4`: its path begins with `layers.N.`, N in the range; `layers=3` is `layers=3..4`.
@@ -120,6 +122,7 @@ impl Rule {
         let Def::Op { op, .. } = &value.def else { return false };
         match &self.condition {
             Condition::Op(name) => op.name() == *name,
+            Condition::Gather => false,
             Condition::Name(pattern) => matches(pattern, &value.name),
             Condition::Layers(layers) => layer(&value.name).is_some_and(|layer| layers.contains(&layer)),
             Condition::Size(measure, Bound::Above, limit) => measure.of(graph, id, precision) > *limit,
@@ -197,11 +200,22 @@ impl FromStr for Rule {
         let (condition, side) = text.rsplit_once('=').ok_or_else(|| {
             fault(text, "it names no side").need("CONDITION=npu or CONDITION=cpu, e.g. name=lm_head*=cpu")
         })?;
-        Ok(Rule { condition: condition_of(condition, text)?, side: side.parse()? })
+        let side = side.parse().map_err(|_| {
+            fault(text, "it names no side").need("CONDITION=npu or CONDITION=cpu, e.g. name=lm_head*=cpu")
+        })?;
+        let rule = Rule { condition: condition_of(condition, text)?, side };
+        if rule.condition == Condition::Gather && rule.side == Side::Npu {
+            let fault = fault(text, "the runner looks up embedding rows itself, and graphs take them as a port");
+            return Err(fault.need("op=gather=cpu").into());
+        }
+        Ok(rule)
     }
 }
 
 fn condition_of(condition: &str, text: &str) -> Result<Condition> {
+    if condition == "op=gather" {
+        return Ok(Condition::Gather);
+    }
     if let Some(name) = condition.strip_prefix("op=") {
         let known = Op::NAMES.iter().find(|known| **known == name);
         let unknown = || fault(text, "it names no operation").need(Op::NAMES.join(", ")).have(name);
@@ -268,6 +282,7 @@ impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Condition::Op(name) => write!(f, "op={name}"),
+            Condition::Gather => f.write_str("op=gather"),
             Condition::Name(pattern) => write!(f, "name={pattern}"),
             Condition::Layers(Range { start, end }) => write!(f, "layers={start}..{end}"),
             Condition::Size(measure, bound, bytes) => {

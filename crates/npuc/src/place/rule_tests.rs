@@ -31,9 +31,15 @@ fn other_text_is_refused() {
     for (text, message, need, have) in [
         ("", "`` is no placement rule: it names no side", "CONDITION=npu or", ""),
         ("matmul", "`matmul` is no placement rule: it names no side", "CONDITION=npu or", "matmul"),
-        ("op=matmul", "`op=matmul` is no placement rule: npuc does not know its condition", "op=NAME, ", "op"),
-        ("op=matmul=gpu", "`gpu` is no side of a placement", "npu or cpu", "gpu"),
-        ("op=matmul=", "`` is no side of a placement", "npu or cpu", ""),
+        ("op=matmul", "`op=matmul` is no placement rule: it names no side", "CONDITION=npu", "op=matmul"),
+        ("op=matmul=gpu", "`op=matmul=gpu` is no placement rule: it names no side", "CONDITION=npu", "op=matmul=gpu"),
+        ("op=matmul=", "`op=matmul=` is no placement rule: it names no side", "CONDITION=npu", "op=matmul="),
+        (
+            "op=gather=npu",
+            "`op=gather=npu` is no placement rule: the runner looks up embedding rows itself, and graphs take them as a port",
+            "op=gather=cpu",
+            "op=gather=npu",
+        ),
         ("op=gelu=cpu", "`op=gelu=cpu` is no placement rule: it names no operation", "rms_norm, linear, ", "gelu"),
         ("name==cpu", "`name==cpu` is no placement rule: its pattern is empty", "a path", "name==cpu"),
         ("layers=4..4=cpu", "`layers=4..4=cpu` is no placement rule: it names no layers", "N or N..M", "4..4"),

@@ -65,7 +65,7 @@ output "y" = %4"#;
 }
 
 #[test]
-fn reshapes_follow() {
+fn what_only_moves_follows() {
     let chain = r#"%0 = input "x" : f32[2, 4]
 %1 = reshape(%0) {shape = [8]} : f32[8]
 %2 = reshape(%1) {shape = [4, 2]} : f32[4, 2]
@@ -75,7 +75,7 @@ fn reshapes_follow() {
 output "y" = %5"#;
     check_sides(chain, "", "-nnnnn", &[]);
     check_sides(chain, "op=exp=cpu", "-ccccn", &[]);
-    check_sides(chain, "op=silu=cpu", "-nnnnc", &[]);
+    check_sides(chain, "op=silu=cpu", "-nnncc", &[]);
     check_sides(chain, "op=reshape=npu op=exp=cpu", "-nncnn", &[]);
     let shared = r#"%0 = input "x" : f32[2, 4]
 %1 = reshape(%0) {shape = [8]} : f32[8]
@@ -86,7 +86,18 @@ output "y" = %2
 output "z" = %3
 output "w" = %4"#;
     check_sides(shared, "op=exp=cpu", "-ncnn", &[]);
-    check_sides(shared, "op=exp=cpu op=silu=cpu", "-cccn", &[]);
+    check_sides(shared, "op=exp=cpu op=silu=cpu op=gather=cpu", "-cccn", &[]);
+    // A cache that the CPU alone reads is joined there; what leaves as well is not.
+    let cache = r#"%0 = input "past" : f32[2, 4]
+%1 = input "x" : f32[1, 4]
+%2 = exp(%1) : f32[1, 4]
+%3 = slice(%0) {axis = 0, start = 1, len = 1} : f32[1, 4]
+%4 = concat(%3, %2) {axis = 0} : f32[2, 4]
+%5 = concat(%0, %2) {axis = 0} : f32[3, 4]
+%6 = silu(%5) : f32[3, 4]
+output "next" = %4
+output "y" = %6"#;
+    check_sides(cache, "op=silu=cpu", "--nnncc", &[]);
 }
 
 /// The segments as text, each after its side.

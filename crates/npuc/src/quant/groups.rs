@@ -42,6 +42,12 @@ pub(super) fn groups(graph: &Graph, float: &[bool]) -> Groups {
             args.iter().for_each(|arg| groups.unite(index, arg.index()));
         }
     }
+    // The scores of all parts of a head are compared with each other.
+    let of_head = |name: &str| matches!(name.parse(), Ok(Port::LogitsPart(_)));
+    let mut head = graph.outputs.iter().filter(|output| of_head(&output.name)).map(|output| output.value.index());
+    if let Some(first) = head.next() {
+        head.for_each(|part| groups.unite(first, part));
+    }
     for output in &graph.outputs {
         let Ok(Port::Next(kind, layer)) = output.name.parse() else { continue };
         let past = Port::Past(kind, layer).to_string();

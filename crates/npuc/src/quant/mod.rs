@@ -188,28 +188,7 @@ fn keys(graph: &Graph) -> Vec<Option<String>> {
 
 /// Whether an operation gives numbers of its operands, unchanged.
 const fn moves(op: &Op) -> bool {
-    match op {
-        Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Max { .. } => true,
-        Op::RmsNorm { .. }
-        | Op::Linear {}
-        | Op::PointwiseConv {}
-        | Op::Abs {}
-        | Op::Rope {}
-        | Op::Attention { .. }
-        | Op::MatMul { .. }
-        | Op::Softmax {}
-        | Op::Silu {}
-        | Op::Sigmoid {}
-        | Op::Exp {}
-        | Op::Rsqrt {}
-        | Op::Affine { .. }
-        | Op::Add {}
-        | Op::Sub {}
-        | Op::Mul {}
-        | Op::Div {}
-        | Op::Sum { .. }
-        | Op::Mean { .. } => false,
-    }
+    op.only_moves() || matches!(op, Op::Max { .. })
 }
 
 /// Whether a value is a port of cosines and sines. A runtime that fills it has to know its scale beforehand.

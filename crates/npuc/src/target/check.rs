@@ -14,6 +14,7 @@ use crate::place::{Assignment, Side};
 pub struct Checked {
     graph: Graph,
     target: Target,
+    question: Question,
 }
 
 impl Checked {
@@ -26,6 +27,11 @@ impl Checked {
     pub fn target(&self) -> &Target {
         &self.target
     }
+
+    /// What it was checked for.
+    pub fn question(&self) -> &Question {
+        &self.question
+    }
 }
 
 /// What a graph is checked for besides the target.
@@ -35,12 +41,14 @@ pub struct Question {
     pub precision: Precision,
     /// Flags, without their dashes, that the vendor's compiler will get besides the target's own.
     pub flags: BTreeSet<String>,
+    /// Whether the weights of TFLite files lie behind the flatbuffer, whose offsets then bound no file.
+    pub outer_buffers: bool,
 }
 
 impl Question {
     /// Weights as they are stored, activations in the target's float format, no flags.
     pub fn stored(target: &Target) -> Question {
-        Question { precision: Precision::stored(target.float), flags: BTreeSet::new() }
+        Question { precision: Precision::stored(target.float), flags: BTreeSet::new(), outer_buffers: false }
     }
 
     /// A question about `precision` and flags that lift limits of the target.
@@ -57,7 +65,7 @@ impl Question {
                 .have(unknown)
                 .into());
         }
-        Ok(Question { precision, flags })
+        Ok(Question { precision, flags, outer_buffers: false })
     }
 }
 
@@ -78,10 +86,10 @@ pub fn fallbacks(graph: &Graph, target: &Target, placement: &Assignment) -> Vec<
 /// What the verifier finds; otherwise all misfits at once.
 pub fn check(graph: Graph, target: &Target, question: &Question) -> Result<Checked> {
     verify::verify(&graph)?;
-    let memory = ledger::measure(std::slice::from_ref(&graph), &question.precision);
+    let memory = ledger::measure(std::slice::from_ref(&graph), target, &question.precision);
     let mut found = graph::misfits(&graph, target, question, &Assignment::by(&graph, |_| Side::Npu));
     found.extend(ledger::misfits(&memory, std::slice::from_ref(&graph), target, question));
     let found = fold(found).into_iter().filter(|misfit| misfit.severity == Severity::Error);
     Error::check(found.map(|misfit| misfit.diagnostic()).collect())?;
-    Ok(Checked { graph, target: target.clone() })
+    Ok(Checked { graph, target: target.clone(), question: question.clone() })
 }

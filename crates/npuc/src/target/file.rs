@@ -6,7 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Chip, Target};
+use crate::back::BackEnd;
 use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::model::CacheProtocol;
+
+/// The largest constant that hides a position.
+const LEAST_HIDDEN: i32 = -30;
 
 /// A target file is written by hand; anything larger is another file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -84,16 +89,36 @@ fn contradictions(chip: &Chip) -> Vec<Contradiction> {
         let why = format!("`{}` is no float format", chip.float.name());
         faults.push((Some(format!("float = \"{}\"", chip.float.name())), why, Some("f32, f16 or bf16".into())));
     }
-    if let Some(back_end) = chip.back_end {
-        for op in chip.buildable().into_iter().filter(|op| !back_end.emits(op)) {
-            let why = format!("the target takes `{op}`, which the back end `{}` cannot emit", back_end.name());
-            faults.push((Some(format!("{op} = ")), why, Some("operations that the back end emits".into())));
-        }
-    }
+    faults.extend(unbuildable(chip));
     for rule in &chip.rules {
         if rule.unless.iter().any(|unless| unless.flag.0.starts_with('-')) {
             let why = format!("the flag of rule `{}` is written with its dashes", rule.name);
             faults.push((Some(format!("{:?}", rule.name.0)), why, Some("as in flag = \"gno=LTS\"".into())));
+        }
+    }
+    faults
+}
+
+/// What keeps a back end from building, or its files from meaning what the model means.
+fn unbuildable(chip: &Chip) -> Vec<Contradiction> {
+    let mut faults: Vec<Contradiction> = Vec::new();
+    if chip.hidden_mask > LEAST_HIDDEN {
+        let why = format!("a mask of {} hides nothing", chip.hidden_mask);
+        let need = format!("at most {LEAST_HIDDEN}: e to the power of it has to vanish beside 1");
+        faults.push((Some("hidden-mask".into()), why, Some(need)));
+    }
+    if chip.back_end == Some(BackEnd::Tflite) && chip.protocol != CacheProtocol::Shift {
+        let need = "protocol = \"shift\", as MediaTek's runtime has it".to_string();
+        faults.push((
+            Some("protocol".into()),
+            "the back end `tflite` has no other caches than shifted ones".into(),
+            Some(need),
+        ));
+    }
+    if let Some(back_end) = chip.back_end {
+        for op in chip.buildable().into_iter().filter(|op| !back_end.emits(op)) {
+            let why = format!("the target takes `{op}`, which the back end `{}` cannot emit", back_end.name());
+            faults.push((Some(format!("{op} = ")), why, Some("operations that the back end emits".into())));
         }
     }
     faults

@@ -44,6 +44,9 @@ fn malformed_values_say_where() {
         ),
         (at("float = \"f16\"", "float = \"f17\""), "line 6, column 9: `f17` is no number format; f32, f16, bf16"),
         (at("float = \"f16\"", "float = \"int8\""), "line 6, column 1: `int8` is no float format"),
+        (at("float = \"f16\"", "float = \"f16\"\nhidden-mask = -29"), "line 7, column 1: a mask of -29 hides nothing"),
+        (at("float = \"f16\"", "float = \"f16\"\nhidden-mask = 100"), "line 7, column 1: a mask of 100 hides nothing"),
+        (at("limit.dimension.max = 8", "limit.batch.allowed = []"), "line 47, column 23: a rule that allows nothing"),
         (
             at("grade = \"third-party\"", "grade = \"hearsay\""),
             "line 31, column 9: unknown variant `hearsay`, expected one of `vendor`, `third-party`, `tried`, `inferred`",

@@ -271,7 +271,7 @@ impl<'a> Scene<'a> {
             Cost::Rewrite,
             match extent {
                 Extent::Vocabulary => format!(
-                    "pad the {len} outputs to {padded} and keep the {} added logits at minus infinity",
+                    "pad the {len} outputs to {padded}; the runner never samples the {} added ones",
                     padded - len
                 ),
                 Extent::Outputs => format!("pad the {len} outputs to {padded} and cut the result"),
@@ -300,8 +300,20 @@ impl<'a> Scene<'a> {
     }
 
     fn is_logits(&self, id: ValueId) -> bool {
-        let logits = |name: &str| matches!(name.parse(), Ok(Port::Logits | Port::LogitsPart(_)));
-        self.graph.outputs.iter().any(|output| output.value == id && logits(&output.name))
+        self.score_port(id).is_some()
+    }
+
+    /// The port of scores that a value leaves by, through reshapes.
+    fn score_port(&self, id: ValueId) -> Option<Port> {
+        let source = |mut value: ValueId| {
+            while let Def::Op { op: Op::Reshape { .. }, args } = &self.graph.value(value).def {
+                value = args[0];
+            }
+            value
+        };
+        let ports = self.graph.outputs.iter().filter(|output| output.value == id || source(output.value) == id);
+        let mut ports = ports.filter_map(|output| output.name.parse().ok());
+        ports.find(|port| matches!(port, Port::Logits | Port::LogitsPart(_)))
     }
 
     /// The largest extent that all rules on extents allow.
@@ -316,8 +328,7 @@ impl<'a> Scene<'a> {
     /// What the parts of a head must be multiples of, where the operation is a head that is still whole: what the
     /// target's rules ask for, or 16 if that divides the outputs already.
     fn head_unit(&self, at: &At<'_>, outputs: usize) -> Option<usize> {
-        let whole = |name: &str| matches!(name.parse(), Ok(Port::Logits));
-        self.graph.outputs.iter().find(|output| output.value == at.id && whole(&output.name))?;
+        self.score_port(at.id).filter(|port| *port == Port::Logits)?;
         let unit = |rule: &Rule| {
             let Limit::Multiple { extent, of } = rule.limit else { return None };
             let concerns = extent != Extent::Inputs && rule.when.holds(&self.question.precision, self.format(at));

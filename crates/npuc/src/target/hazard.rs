@@ -19,7 +19,7 @@ const LARGEST: f64 = 65504.0;
 pub(super) fn danger(graph: &Graph, at: ValueId, hazard: Hazard, hidden_mask: i32) -> Option<Danger> {
     let Def::Op { op, args } = &graph.value(at).def else { return None };
     match hazard {
-        Hazard::Mask => mask(graph, args, hidden_mask),
+        Hazard::Mask => mask(graph, op, args, hidden_mask),
         Hazard::HiddenRow => hidden_row(graph, op, args, hidden_mask),
         Hazard::RmsSquare => rms_square(graph, op, args),
         Hazard::Scores => scores(graph, op, args),
@@ -29,9 +29,14 @@ pub(super) fn danger(graph: &Graph, at: ValueId, hazard: Hazard, hidden_mask: i3
     }
 }
 
+/// Whether a value is the mask, through reshapes.
 fn is_mask(graph: &Graph, id: ValueId) -> bool {
     let value = graph.value(id);
-    value.def == Def::Input && value.name == Port::Mask.to_string()
+    match &value.def {
+        Def::Input => value.name == Port::Mask.to_string(),
+        Def::Op { op: Op::Reshape { .. }, args } => args.first().is_some_and(|&arg| is_mask(graph, arg)),
+        Def::Op { .. } | Def::Weight => false,
+    }
 }
 
 /// A softmax over minus infinity alone divides 0 by 0, where the mask's constant becomes that.
@@ -54,9 +59,10 @@ fn is_masked(graph: &Graph, id: ValueId) -> bool {
     }
 }
 
-fn mask(graph: &Graph, args: &[ValueId], hidden_mask: i32) -> Option<Danger> {
+fn mask(graph: &Graph, op: &Op, args: &[ValueId], hidden_mask: i32) -> Option<Danger> {
     let leaves = f64::from(hidden_mask).abs() > LARGEST;
-    (leaves && args.iter().any(|&arg| is_mask(graph, arg))).then(|| Danger {
+    let moves = matches!(op, Op::Reshape { .. });
+    (leaves && !moves && args.iter().any(|&arg| is_mask(graph, arg))).then(|| Danger {
         message: "the mask's hidden constant leaves fp16",
         actual: format!("{:e}, the constant of the target's masks", f64::from(hidden_mask)),
         remedies: Vec::new(),

@@ -10,9 +10,10 @@ use super::misfit::Place;
 use super::number::Precision;
 use super::rule::{Cost, Limit, Per, Remedy, Rule};
 use super::{Chip, Misfit};
+use crate::back::BackEnd;
 use crate::exec;
 use crate::ir::{Def, Graph, Value};
-use crate::model::Port;
+use crate::model::{Port, StateKind};
 
 /// What one graph of a chunk needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -64,9 +65,9 @@ impl ChunkMemory {
 }
 
 /// Measures one chunk: its graphs for each step shape, all over the same weights and of one capacity.
-pub fn measure(graphs: &[Graph], precision: &Precision) -> ChunkMemory {
-    let element = precision.activation_bytes();
-    let port = |shape: &[usize]| shape.iter().fold(element, |bytes, &extent| bytes.saturating_mul(extent as u64));
+pub fn measure(graphs: &[Graph], chip: &Chip, precision: &Precision) -> ChunkMemory {
+    let (element, port_element) = (precision.activation_bytes(), chip.port_bytes(precision));
+    let port = |shape: &[usize]| shape.iter().fold(port_element, |bytes, &extent| bytes.saturating_mul(extent as u64));
     let is_past = |name: &str| matches!(name.parse(), Ok(Port::Past(..)));
     let largest = |of: &dyn Fn(&Graph) -> u64| graphs.iter().map(of).max().unwrap_or(0);
     let state = |graph: &Graph| {
@@ -118,12 +119,21 @@ pub(crate) fn matrices(graph: &Graph) -> Vec<&str> {
 
 /// The rules that one chunk breaks: counts and bytes. `graphs` are those that were measured.
 pub fn misfits(memory: &ChunkMemory, graphs: &[Graph], chip: &Chip, question: &Question) -> Vec<Misfit> {
-    let applies = |rule: &&Rule| rule.when.holds(&question.precision, None);
+    let applies = |rule: &&Rule| rule.when.holds(&question.precision, None) && !is_lifted(rule, chip, question);
     chip.rules.iter().filter(applies).flat_map(|rule| broken(rule, memory, graphs, chip)).collect()
 }
 
+/// Weights behind the flatbuffer are not what a limit on the flatbuffer counts.
+fn is_lifted(rule: &Rule, chip: &Chip, question: &Question) -> bool {
+    let of_file = matches!(rule.limit, Limit::Bytes { per: Per::File, .. });
+    of_file && question.outer_buffers && chip.back_end == Some(BackEnd::Tflite)
+}
+
 fn broken(rule: &Rule, memory: &ChunkMemory, graphs: &[Graph], chip: &Chip) -> Vec<Misfit> {
-    let smaller = || Remedy::new(Cost::Option, "cut the model into more chunks").option("--chunks");
+    let smaller = || match graphs.iter().map(layers).max() {
+        Some(1) => Remedy::new(Cost::Option, "weights in fewer bits: a chunk of one layer cannot be cut further"),
+        Some(_) | None => Remedy::new(Cost::Option, "cut the model into more chunks").option("--chunks"),
+    };
     let count = |what: &str, have: usize, max: usize, graph: &Graph, remedies| {
         let message = format!("a graph has {have} {what}, more than the target takes");
         (have > max).then(|| misfit(rule, chip, graph, message, format!("{have} {what}"), remedies))
@@ -164,6 +174,12 @@ fn broken(rule: &Rule, memory: &ChunkMemory, graphs: &[Graph], chip: &Chip) -> V
         | Limit::Fp16Range { .. }
         | Limit::Generation { .. } => Vec::new(),
     }
+}
+
+/// The layers whose caches a graph has.
+fn layers(graph: &Graph) -> usize {
+    let past = |value: &&Value| matches!(value.name.parse(), Ok(Port::Past(StateKind::Key, _)));
+    graph.values.iter().filter(|value| value.def == Def::Input).filter(past).count()
 }
 
 fn parts(memory: &ChunkMemory) -> String {

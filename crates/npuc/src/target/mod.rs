@@ -272,6 +272,15 @@ impl Chip {
         has(UnitKind::Npu) && has(UnitKind::Cpu)
     }
 
+    /// Bytes of an element of a port or cache: TFLite files of a float precision have ports in f32, whatever the chip
+    /// computes in.
+    pub fn port_bytes(&self, precision: &Precision) -> u64 {
+        match self.back_end {
+            Some(BackEnd::Tflite) if precision.activation.is_float() => 4,
+            Some(BackEnd::Tflite | BackEnd::Host) | None => precision.activation_bytes(),
+        }
+    }
+
     /// The unit that computes, for messages.
     pub fn main_unit(&self) -> &Unit {
         &self.units[0]

@@ -169,12 +169,14 @@ pub enum Limit {
     },
     /// The rows that a projection computes at once.
     Batch {
-        /// The row counts there are.
+        /// The row counts there are, at least one.
+        #[serde(deserialize_with = "some")]
         allowed: Vec<NonZeroUsize>,
     },
     /// The width of an attention head.
     HeadDim {
-        /// The widths there are.
+        /// The widths there are, at least one.
+        #[serde(deserialize_with = "some")]
         allowed: Vec<NonZeroUsize>,
     },
     /// An extent of a projection.
@@ -223,6 +225,11 @@ pub enum Limit {
         /// The first generation that the vendor made for transformers.
         min: u32,
     },
+}
+
+fn some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NonZeroUsize>, D::Error> {
+    let numbers: Vec<NonZeroUsize> = Vec::deserialize(deserializer)?;
+    if numbers.is_empty() { Err(serde::de::Error::custom("a rule that allows nothing")) } else { Ok(numbers) }
 }
 
 impl Limit {

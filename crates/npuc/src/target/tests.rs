@@ -89,7 +89,7 @@ fn found(target: &Target, text: &str, precision: &str, flags: &[&str]) -> Vec<Mi
     crate::ir::verify::verify(&graph).unwrap();
     let question = question(target, precision, flags);
     let graphs = std::slice::from_ref(&graph);
-    let memory = ledger::measure(graphs, &question.precision);
+    let memory = ledger::measure(graphs, target, &question.precision);
     let mut all = misfits(&graph, target, &question, &Assignment::by(&graph, |_| Side::Npu));
     all.extend(ledger::misfits(&memory, graphs, target, &question));
     all
@@ -151,8 +151,8 @@ fn limits_of_extents() {
         "limit.multiple = { extent = \"vocabulary\", of = 16 }",
         "FP",
         &linear(1, 8, 37),
-        "extent-multiple 4 37, that is 16 x 2 + 5; pad the 37 outputs to 48 and keep the 11 added logits at minus \
-         infinity; split unevenly into 32 and 5 outputs, the rest on the CPU",
+        "extent-multiple 4 37, that is 16 x 2 + 5; pad the 37 outputs to 48; the runner never samples the 11 added \
+         ones; split unevenly into 32 and 5 outputs, the rest on the CPU",
         &linear(1, 8, 48),
     );
     check_rule(
@@ -484,6 +484,25 @@ fn outputs_are_split_into_the_fewest_parts() {
         let split = super::remedy::split(len, max, unit);
         assert_eq!(split, parts, "{len} by {max} in units of {unit}");
         assert!((len..len + unit).contains(&split.iter().sum()) && split.iter().all(|&part| part <= max));
+    }
+}
+
+/// A head that became a convolution leaves through a reshape and is a head all the same, also in parts.
+#[test]
+fn a_head_behind_a_reshape_is_a_head() {
+    let target = small(&rule("vocabulary", "limit.multiple = { extent = \"vocabulary\", of = 16 }"));
+    for port in ["logits", "logits.1", "hidden"] {
+        let reshape = format!("%3 = reshape(%2) {{shape = [1, 1, 37]}} : f32[1, 1, 37]\n output {port:?} = %3");
+        let text = linear(1, 8, 37).replace("output \"logits\" = %2", &reshape);
+        let said = found(&target, &text, "FP", &[]);
+        let mends: Vec<bool> = said.iter().map(|misfit| misfit.remedies.iter().any(|r| r.mend.is_some())).collect();
+        // What is split already is not split again.
+        let expected: &[bool] = match port {
+            "logits" => &[true],
+            "logits.1" => &[false],
+            _ => &[],
+        };
+        assert_eq!(mends, expected, "{port}");
     }
 }
 

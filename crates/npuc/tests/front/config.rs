@@ -122,9 +122,9 @@ fn members_of_the_family() {
 #[test]
 fn special_ids() {
     let cases = [
-        (json!({"eos_token_id": null, "bos_token_id": null}), None, BTreeSet::new()),
-        (json!({"eos_token_id": 7}), Some(1), BTreeSet::from([7])),
-        (json!({"eos_token_id": [7, 9], "bos_token_id": 0}), Some(0), BTreeSet::from([7, 9])),
+        (json!({"eos_token_id": null, "bos_token_id": null}), None, vec![]),
+        (json!({"eos_token_id": 7}), Some(1), vec![7]),
+        (json!({"eos_token_id": [9, 7], "bos_token_id": 0}), Some(0), vec![9, 7]),
     ];
     for (keys, bos, eos) in cases {
         let config = parse(&config_json(keys.clone())).expect("good");

@@ -15,7 +15,12 @@ use crate::quant::{self, Scales, WeightFormat};
 use crate::tensor::Tensor;
 
 /// [`super::emit`] of a graph that was checked.
-pub(super) fn emit(graph: &Graph, weights: &BTreeMap<String, Tensor>, storage: Storage<'_>) -> Result<TfliteFile> {
+pub(super) fn emit(
+    graph: &Graph,
+    weights: &BTreeMap<String, Tensor>,
+    storage: Storage<'_>,
+    outer_buffers: bool,
+) -> Result<TfliteFile> {
     let count = graph.values.len();
     let scales = match storage {
         Storage::F32 | Storage::F16 => None,
@@ -43,7 +48,7 @@ pub(super) fn emit(graph: &Graph, weights: &BTreeMap<String, Tensor>, storage: S
         }
     }
     let outputs = graph.outputs.iter().map(|output| emitter.port(output.value)).collect::<Result<Vec<i32>>>()?;
-    emitter.writer.finish(&graph.name, &inputs, &outputs)
+    emitter.writer.finish(&graph.name, &inputs, &outputs, outer_buffers)
 }
 
 struct Emitter<'a> {

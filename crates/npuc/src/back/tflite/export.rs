@@ -121,11 +121,7 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
     for chunk in chunks(&checkpoint.config, &types, request, parts)? {
         pieces.extend(cut(chunk, model, request)?);
     }
-    let integers = storage.iter().any(|storage| matches!(storage, Storage::Integer { .. }));
-    let on_cpu = pieces.iter().any(|piece| piece.stem.is_none());
-    if integers && on_cpu {
-        return Err(cpu_between_integers());
-    }
+    let on_cpu = check_sides(&pieces, storage)?;
     let npu = pieces.iter().filter(|piece| piece.stem.is_some()).flat_map(|piece| weight_names(&piece.graph));
     let npu: BTreeSet<String> = npu.map(str::to_owned).collect();
     let mut host_weights: BTreeSet<String> = BTreeSet::new();
@@ -161,6 +157,7 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
         let text = runtime_yaml(checkpoint, &yaml).into_bytes();
         files.push(ExtraFile { path: format!("{model}.yaml"), content: ExtraContent::Bytes(text) });
         warnings.extend(rope_warning(&checkpoint.config));
+        warnings.extend(head_warning(request));
     }
     let compiler = compiler(request, &stems)?;
     if let Some(plan) = &compiler {
@@ -242,7 +239,7 @@ fn check_boundaries(graphs: &[Emitted]) -> Result<()> {
             continue;
         };
         let (out, into) = (scale(first.outputs()), scale(second.inputs()));
-        if shape == next && out != into {
+        if shape == next && out.is_some() && into.is_some() && out != into {
             let fault = Diagnostic::error(Code::BadRange, "two neighbouring parts have other scales where they meet");
             let fault = fault.subject(path).need("one range of `hidden` on both sides");
             return Err(fault.have(format!("{out:?} and {into:?}")).into());
@@ -255,8 +252,23 @@ fn cpu_between_integers() -> crate::Error {
     Diagnostic::error(Code::Misfit, "npuc cannot put operations on the CPU between files in whole numbers yet")
         .subject("--place")
         .need("all operations on the NPU, or a float precision")
-        .help("leave out the rules of --place, or use --precision FP")
+        .help("use a float precision, or a chip that takes every operation")
         .into()
+}
+
+/// Whether operations are on the CPU.
+///
+/// Errors: nothing on the NPU; files in whole numbers around operations on the CPU.
+fn check_sides(pieces: &[Piece], storage: &[Storage<'_>]) -> Result<bool> {
+    if pieces.iter().all(|piece| piece.stem.is_none()) {
+        let fault = Diagnostic::error(Code::BadArgument, "the rules of placement leave nothing for the NPU");
+        return Err(fault.subject("--place").help("build for the target `host` instead").into());
+    }
+    let on_cpu = pieces.iter().any(|piece| piece.stem.is_none());
+    if on_cpu && storage.iter().any(|storage| matches!(storage, Storage::Integer { .. })) {
+        return Err(cpu_between_integers());
+    }
+    Ok(on_cpu)
 }
 
 /// A graph of one chunk that one side computes.
@@ -325,7 +337,9 @@ fn stored_as(graph: &Graph, storage: Storage<'_>) -> Graph {
 }
 
 /// The shape of prompts and that of single tokens, which may be the same.
-fn runtime_shapes(shapes: &[StepShape]) -> Result<(StepShape, StepShape)> {
+///
+/// Errors: [`Code::BadShape`] for shapes that MediaTek's runtime cannot have.
+pub fn runtime_shapes(shapes: &[StepShape]) -> Result<(StepShape, StepShape)> {
     let found = match shapes {
         [only] if only.tokens == 1 => Some((*only, *only)),
         [a, b] if a.capacity == b.capacity && a.tokens.min(b.tokens) == 1 && a != b => Some((*a.max(b), *a.min(b))),
@@ -338,6 +352,21 @@ fn runtime_shapes(shapes: &[StepShape]) -> Result<(StepShape, StepShape)> {
             .have(have.join(","))
             .into()
     })
+}
+
+/// The runtime's contract knows one output of scores.
+fn head_warning(request: &Request) -> Option<Diagnostic> {
+    let parts = request.mends.iter().find_map(|mend| match mend {
+        Mend::SplitHead(rows) => Some(rows.len()),
+        Mend::Pass(_) | Mend::Flag(_) | Mend::Place(_) => None,
+    })?;
+    Some(
+        Diagnostic::warning(Code::Misfit, "whether MediaTek's runtime joins the scores of a head in parts is not known")
+            .subject("logits.0")
+            .need("one output of scores, as its contract has it")
+            .have(format!("{parts} outputs"))
+            .help("npuc's own runner joins them and drops padding; --fix=flags keeps the head whole where a flag lifts the limit"),
+    )
 }
 
 /// The runtime computes the rotary table from its base alone.
@@ -407,7 +436,7 @@ fn special_tokens(text: &mut String, special: &SpecialTokens) {
     if let Some(bos) = special.bos {
         _ = writeln!(text, "    bosId: {bos}");
     }
-    if let Some(eos) = special.eos.first() {
+    if let Some(eos) = special.first_eos {
         let stop: Vec<String> = special.eos.iter().map(u32::to_string).collect();
         _ = writeln!(text, "    eosId: {eos}\n    stopToken: [{}]", stop.join(", "));
     }

@@ -25,7 +25,7 @@ mod integer_tests;
 #[cfg(test)]
 mod tests;
 
-pub use export::{Chunk, EMBEDDING_FILE, EMBEDDING_FILE_INT16, Export, Exported, chunks, export};
+pub use export::{Chunk, EMBEDDING_FILE, EMBEDDING_FILE_INT16, Export, Exported, chunks, export, runtime_shapes};
 pub use ports::{HIDDEN_MASK, contract};
 pub use write::{FILE_LIMIT_BYTES, PortScale, StoredWeight, TfliteFile, write_f32};
 
@@ -47,7 +47,8 @@ pub enum Storage<'a> {
     /// Two bytes a number, widened by a DEQUANTIZE before use; arithmetic, gains and biases are in f32.
     F16,
     /// Whole numbers with a scale for each output channel, int64 biases, and int16 activations with a scale for each
-    /// tensor, see [`scales`](crate::quant::scales()). RMS normalisations and the residual stream are computed in f32.
+    /// tensor, see [`scales`](crate::quant::scales()). RMS normalisations, the residual stream and values with a few far
+    /// larger elements are computed in f32.
     Integer {
         /// How matrices are stored.
         weights: WeightFormat,
@@ -79,7 +80,7 @@ impl Storage<'_> {
 /// weight that is absent, of another shape or beyond the range of `storage`; a range that is not known or has no
 /// scale ([`Code::BadRange`]); a file that would reach [`FILE_LIMIT_BYTES`].
 pub fn emit(graph: &Checked, weights: &BTreeMap<String, Tensor>, storage: Storage<'_>) -> Result<TfliteFile> {
-    emit::emit(graph.graph(), weights, storage)
+    emit::emit(graph.graph(), weights, storage, graph.question().outer_buffers)
 }
 
 /// The weights that are matrices of convolutions and nothing else.

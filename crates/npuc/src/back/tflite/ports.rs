@@ -48,12 +48,25 @@ pub fn contract(graph: &Graph) -> Result<Graph> {
         });
     }
     for (port, value) in ordered_outputs(graph)? {
-        let value = moved[value.index()];
-        let shape = [&[1], g.shape(value)].concat();
-        let value = g.op(port.to_string(), Op::Reshape { shape }, &[value]);
+        let value = match &graph.value(value).def {
+            // The scores leave as they are computed: a reshape of so many would be one operation more that the limit on
+            // extents refuses, also where a flag lifts it for projections.
+            Def::Op { op: Op::Linear {}, args } if matches!(port, Port::Logits | Port::LogitsPart(_)) => {
+                let mut args: Vec<ValueId> = args.iter().map(|arg| moved[arg.index()]).collect();
+                args[0] = behind_one(&mut g, &port.to_string(), args[0]);
+                g.op(graph.value(value).name.clone(), Op::Linear {}, &args)
+            }
+            Def::Op { .. } | Def::Input | Def::Weight => behind_one(&mut g, &port.to_string(), moved[value.index()]),
+        };
         g.output(port.to_string(), value);
     }
     Ok(g.finish())
+}
+
+/// The value with one more extent of 1 in front.
+fn behind_one(g: &mut GraphBuilder, path: &str, value: ValueId) -> ValueId {
+    let shape = [&[1], g.shape(value)].concat();
+    g.op(path, Op::Reshape { shape }, &[value])
 }
 
 fn input_ports(graph: &Graph) -> Result<BTreeMap<Port, &Type>> {

@@ -307,11 +307,28 @@ pub(super) fn empty_buffer(fbb: &mut FlatBufferBuilder<'_>) -> Table {
     table(fbb, |_| {})
 }
 
-/// `Buffer` whose data comes later: the field holds `mark` where the offset to the data belongs. The field's
-/// place, counted from the end of the finished flatbuffer, is that of the table less its one field's 4 bytes
-/// (a table begins with its 4-byte reference to the field list).
+/// `Buffer` whose data comes later: the field holds `mark` where the offset to the data belongs, see [`field_place`].
 pub(super) fn open_buffer(fbb: &mut FlatBufferBuilder<'_>, mark: u32) -> Table {
     table(fbb, |fbb| fbb.push_slot_always(slot(0), mark))
+}
+
+/// `Buffer` whose data lies outside the flatbuffer: `mark` stands for the offset from the file's start, which is filled in
+/// once the flatbuffer's own size is known.
+pub(super) fn outer_buffer(fbb: &mut FlatBufferBuilder<'_>, mark: u64, bytes: u64) -> Table {
+    table(fbb, |fbb| {
+        fbb.push_slot_always(slot(1), mark);
+        fbb.push_slot_always(slot(2), bytes);
+    })
+}
+
+/// Where the field `number` of the table at `table` is in a finished flatbuffer: a table begins with the distance back to
+/// its list of fields, which holds the distance from the table to each.
+pub(super) fn field_place(head: &[u8], table: usize, number: u16) -> Option<usize> {
+    let number_at = |at: usize| Some(i32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
+    let list = usize::try_from(i64::try_from(table).ok()? - i64::from(number_at(table)?)).ok()?;
+    let entry = list + slot(number) as usize;
+    let distance = u16::from_le_bytes(head.get(entry..entry + 2)?.try_into().ok()?);
+    (distance > 0).then_some(table + distance as usize)
 }
 
 /// `Model`.

@@ -151,8 +151,10 @@ impl StoredWeight {
 pub struct TfliteFile {
     /// The flatbuffer, with the offsets to the data that follows.
     head: Vec<u8>,
-    /// The data of each buffer, with the bytes of padding before its length.
+    /// The data of each buffer, with the bytes of padding before it or its length.
     data: Vec<(usize, Data)>,
+    /// Whether the data lies outside the flatbuffer, without lengths.
+    outer: bool,
     len_bytes: u64,
     weights: Vec<StoredWeight>,
     inputs: Vec<PortScale>,
@@ -194,8 +196,10 @@ impl TfliteFile {
         out.write_all(&self.head)?;
         for (padding, data) in &self.data {
             out.write_all(&[0; ALIGN_BYTES as usize][..*padding])?;
-            let len = data.len_bytes().and_then(|len| u32::try_from(len).ok());
-            out.write_all(&len.ok_or_else(|| io::Error::other("a buffer is too large"))?.to_le_bytes())?;
+            if !self.outer {
+                let len = data.len_bytes().and_then(|len| u32::try_from(len).ok());
+                out.write_all(&len.ok_or_else(|| io::Error::other("a buffer is too large"))?.to_le_bytes())?;
+            }
             data.write_to(out)?;
         }
         Ok(())
@@ -344,46 +348,51 @@ impl Writer {
         self.data.len() as u32
     }
 
-    /// The file.
+    /// The file, with its buffers inside the flatbuffer or, where they are `outer`, behind it.
     ///
-    /// Errors: [`Code::Misfit`] for a file that would reach [`FILE_LIMIT_BYTES`].
-    pub(super) fn finish(self, name: &str, inputs: &[i32], outputs: &[i32]) -> Result<TfliteFile> {
-        let (mut head, fields) = self.tables(name, inputs, outputs);
+    /// Errors: [`Code::Misfit`] for a file with inner buffers that would reach [`FILE_LIMIT_BYTES`].
+    pub(super) fn finish(self, name: &str, inputs: &[i32], outputs: &[i32], outer: bool) -> Result<TfliteFile> {
+        let (mut head, fields) = self.tables(name, inputs, outputs, outer)?;
         let port = |&index: &i32| {
             let info = &self.tensors[index as usize];
             PortScale { name: info.name.clone(), scale: info.scales.first().copied() }
         };
         let (inputs, outputs) = (inputs.iter().map(port).collect(), outputs.iter().map(port).collect());
         head.resize(head.len().next_multiple_of(ALIGN_BYTES as usize), 0);
-        // Where the length before the data of each buffer is.
+        // Where the data of each buffer is; an inner one has its length before it.
+        let length_bytes = if outer { 0 } else { 4 };
         let mut starts: Vec<u64> = Vec::with_capacity(self.data.len());
         let mut end = head.len() as u64;
         for data in &self.data {
-            let start = (end + 4).next_multiple_of(ALIGN_BYTES) - 4;
+            let start = (end + length_bytes).next_multiple_of(ALIGN_BYTES);
             starts.push(start);
             end = match data.len_bytes() {
-                Some(len) if len < 1 << 62 && end < 1 << 62 => start + 4 + len,
+                Some(len) if len < 1 << 62 && end < 1 << 62 => start + len,
                 Some(_) | None => return Err(too_large(name, "more than 2^62 bytes")),
             };
         }
-        if end >= FILE_LIMIT_BYTES {
+        if end >= FILE_LIMIT_BYTES && !outer {
             return Err(too_large(name, &format!("{end} bytes")));
         }
         let weights = self.stored_weights(&starts);
         let mut data = Vec::with_capacity(self.data.len());
         let mut written = head.len() as u64;
         for ((field, start), item) in fields.into_iter().zip(starts).zip(self.data) {
-            // Both are below the limit of 2^31, and the data follows every table.
-            let offset = (start - field as u64) as u32;
-            head[field..field + 4].copy_from_slice(&offset.to_le_bytes());
-            let padding = (start - written) as usize;
-            written = start + 4 + item.len_bytes().unwrap_or(0);
+            if outer {
+                head[field..field + 8].copy_from_slice(&start.to_le_bytes());
+            } else {
+                // Both are below the limit of 2^31, and the data follows every table.
+                let offset = (start - length_bytes - field as u64) as u32;
+                head[field..field + 4].copy_from_slice(&offset.to_le_bytes());
+            }
+            let padding = (start - length_bytes - written) as usize;
+            written = start + item.len_bytes().unwrap_or(0);
             data.push((padding, item));
         }
-        Ok(TfliteFile { head, data, len_bytes: end, weights, inputs, outputs })
+        Ok(TfliteFile { head, data, outer, len_bytes: end, weights, inputs, outputs })
     }
 
-    /// `starts` are the places of the lengths before the data.
+    /// `starts` are the places of the data.
     fn stored_weights(&self, starts: &[u64]) -> Vec<StoredWeight> {
         let stored = |TensorInfo { name, buffer, .. }: &TensorInfo| {
             let place = (*buffer as usize).checked_sub(1)?;
@@ -393,13 +402,13 @@ impl Writer {
                 Data::Half(tensor) => (DType::F16, tensor),
             };
             let (shape, bytes) = (tensor.shape.to_vec(), self.data[place].len_bytes()?);
-            Some(StoredWeight { name: name.clone(), dtype, shape, offset: starts[place] + 4, bytes })
+            Some(StoredWeight { name: name.clone(), dtype, shape, offset: starts[place], bytes })
         };
         self.tensors.iter().filter_map(stored).collect()
     }
 
     /// The flatbuffer and the place in it of every offset that has to be filled in.
-    fn tables(&self, name: &str, inputs: &[i32], outputs: &[i32]) -> (Vec<u8>, Vec<usize>) {
+    fn tables(&self, name: &str, inputs: &[i32], outputs: &[i32], outer: bool) -> Result<(Vec<u8>, Vec<usize>)> {
         let mut fbb = FlatBufferBuilder::new();
         let mut kinds: Vec<(Builtin, i32)> = Vec::new();
         let mut operators = Vec::with_capacity(self.operators.len());
@@ -419,14 +428,21 @@ impl Writer {
         let codes: Vec<Table> = kinds.iter().map(code).collect();
         let tensors: Vec<Table> = self.tensors.iter().map(|info| schema::tensor(&mut fbb, info)).collect();
         let mut buffers = vec![schema::empty_buffer(&mut fbb)];
-        buffers.extend((1..=self.data.len()).map(|mark| schema::open_buffer(&mut fbb, mark as u32)));
+        buffers.extend(self.data.iter().zip(1u32..).map(|(data, mark)| match outer {
+            false => schema::open_buffer(&mut fbb, mark),
+            true => schema::outer_buffer(&mut fbb, u64::from(mark), data.len_bytes().unwrap_or(u64::MAX)),
+        }));
         let graph = schema::subgraph(&mut fbb, name, &tensors, inputs, outputs, &operators);
         let description = concat!("npuc ", env!("CARGO_PKG_VERSION"));
         let model = schema::model(&mut fbb, &codes, graph, description, &buffers);
         fbb.finish(model, Some(schema::IDENTIFIER));
         let head = fbb.finished_data().to_vec();
-        let fields = buffers[1..].iter().map(|table| head.len() - table.value() as usize + 4).collect();
-        (head, fields)
+        let number = if outer { 1 } else { 0 };
+        let field = |table: &Table| schema::field_place(&head, head.len() - table.value() as usize, number);
+        let fields = buffers[1..].iter().map(field).collect::<Option<Vec<usize>>>();
+        let fields = fields
+            .ok_or_else(|| Diagnostic::error(Code::Misfit, "a buffer has no place in the TFLite file").subject(name))?;
+        Ok((head, fields))
     }
 }
 
@@ -435,6 +451,6 @@ fn too_large(name: &str, have: &str) -> crate::Error {
         .subject(name)
         .need(format!("less than {FILE_LIMIT_BYTES} bytes, which is what the offsets of a flatbuffer reach"))
         .have(have)
-        .help("cut the model into more chunks (--chunks)")
+        .help("cut the model into more chunks (--chunks), or let weights lie behind the flatbuffer (--outer-buffers)")
         .into()
 }
