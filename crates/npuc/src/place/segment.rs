@@ -15,7 +15,8 @@ pub struct Segment {
     pub side: Side,
     /// Its graph. It takes those input ports and weights of the whole graph that it uses, under their names, and
     /// results of earlier segments as [`Port::Cross`]; it gives outputs of the whole graph under their names, and what
-    /// later segments take as [`Port::Cross`], whose number is the value's in the whole graph. Every output is a
+    /// later segments take as [`Port::Cross`], whose number is the value's in the whole graph, where a reshape of an input that
+    /// both sides read stands once for each. Every output is a
     /// result of its own: a value that leaves under a further name leaves through a reshape that changes nothing,
     /// which `simplify` would drop.
     pub graph: Graph,
@@ -32,6 +33,7 @@ pub struct Segment {
 pub fn segments(graph: &Graph, assignment: &Assignment) -> Result<Vec<Segment>> {
     verify(graph)?;
     check_ports(graph)?;
+    let (graph, assignment) = &with_own_reshapes(graph, assignment);
     let [npu_first, cpu_first] = [Side::Npu, Side::Cpu].map(|first| levels(graph, assignment, first));
     let (npu_first, cpu_first) = (npu_first?, cpu_first?);
     let (first, levels) =
@@ -49,6 +51,56 @@ pub fn segments(graph: &Graph, assignment: &Assignment) -> Result<Vec<Segment>> 
         Ok(Segment { side: side_of(level, first), graph })
     };
     by_level.into_iter().enumerate().map(segment).collect()
+}
+
+/// The graph with a reshape of an input for each side that reads it, so that a port such as a cache reaches both sides as it
+/// is and does not pass through one on its way to the other. The copies come last before their first reader.
+fn with_own_reshapes(graph: &Graph, assignment: &Assignment) -> (Graph, Assignment) {
+    let is_leading = |value: &Value| match &value.def {
+        Def::Op { op: Op::Reshape { .. }, args } => args.iter().all(|&arg| graph.value(arg).def == Def::Input),
+        Def::Op { .. } | Def::Input | Def::Weight => false,
+    };
+    let mut values: Vec<Value> = Vec::with_capacity(graph.values.len());
+    let mut sides: Vec<Option<Side>> = Vec::with_capacity(graph.values.len());
+    let mut moved: Vec<ValueId> = Vec::with_capacity(graph.values.len());
+    let mut copies: BTreeMap<(ValueId, Side), ValueId> = BTreeMap::new();
+    let next = |values: &[Value]| ValueId(values.len() as u32);
+    for (id, value) in graph.ids().zip(&graph.values) {
+        let side = assignment.side(id);
+        let mut value = value.clone();
+        if let Def::Op { op: _, args } = &mut value.def {
+            for arg in args {
+                let source = *arg;
+                let other =
+                    side.filter(|side| is_leading(graph.value(source)) && assignment.side(source) != Some(*side));
+                *arg = match other {
+                    None => moved[source.index()],
+                    Some(side) => *copies.entry((source, side)).or_insert_with(|| {
+                        let copy = values_of(graph, source, &moved);
+                        let place = next(&values);
+                        values.push(copy);
+                        sides.push(Some(side));
+                        place
+                    }),
+                };
+            }
+        }
+        moved.push(next(&values));
+        values.push(value);
+        sides.push(side);
+    }
+    let output = |output: &Output| Output { name: output.name.clone(), value: moved[output.value.index()] };
+    let outputs = graph.outputs.iter().map(output).collect();
+    (Graph { name: graph.name.clone(), values, outputs }, Assignment { sides, idle: assignment.idle.clone() })
+}
+
+/// A value over the places that its operands have moved to.
+fn values_of(graph: &Graph, id: ValueId, moved: &[ValueId]) -> Value {
+    let mut value = graph.value(id).clone();
+    if let Def::Op { op: _, args } = &mut value.def {
+        args.iter_mut().for_each(|arg| *arg = moved[arg.index()]);
+    }
+    value
 }
 
 fn check_ports(graph: &Graph) -> Result<()> {

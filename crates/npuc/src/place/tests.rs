@@ -107,6 +107,29 @@ fn check_segments(graph: &Graph, assignment: &Assignment, expected: &str) {
     assert_eq!(text.trim(), expected);
 }
 
+/// A cache behind a reshape that both sides read reaches each as the port itself: nothing of it crosses.
+#[test]
+fn a_port_reaches_both_sides_by_itself() {
+    let graph = read(
+        r#"%0 = input "past" : f32[1, 2, 4]
+%1 = reshape(%0) {shape = [2, 4]} : f32[2, 4]
+%2 = exp(%1) : f32[2, 4]
+%3 = silu(%1) : f32[2, 4]
+%4 = add(%2, %3) : f32[2, 4]
+output "y" = %4"#,
+    );
+    let made = segments(&graph, &assign(&graph, &rules("op=exp=cpu"), &f32s())).unwrap();
+    let crossing: Vec<&str> = made
+        .iter()
+        .flat_map(|s| &s.graph.outputs)
+        .map(|output| output.name.as_str())
+        .filter(|name| *name != "y")
+        .collect();
+    assert_eq!((made.len(), crossing.len()), (2, 1), "{crossing:?}");
+    assert!(made.iter().all(|segment| segment.graph.values[0].name == "past"), "{made:?}");
+    assert_eq!(bill(&made, &f32s()).bytes_per_step, 2 * 4 * 4);
+}
+
 #[test]
 fn segments_read_as_documented() {
     let graph = read(
