@@ -126,6 +126,7 @@ impl Fit {
 pub fn fit(config: &ModelConfig, weights: Option<&BTreeMap<String, Tensor>>, request: &Request) -> Result<Fit> {
     let subject = Subject::new(config, weights, request);
     let Survey { mut misfits, graphs, parts, measured } = subject.survey()?;
+    subject.refuse_idle_rules(&graphs)?;
     if let Some(weights) = weights {
         misfits.extend(weight_range(weights, &graphs, request));
     }
@@ -216,7 +217,6 @@ impl<'a> Subject<'a> {
         let Request { target, question, shapes, .. } = self.request;
         one_capacity(shapes)?;
         let graphs = self.lowered(&Part::whole(model::layers(self.config)), shapes)?;
-        self.refuse_idle_rules(&graphs)?;
         let (parts, measured) = chunked(self)?;
         let of_graph = |graph| misfits(graph, target, question, &self.request.assign(graph));
         let mut found: Vec<Misfit> = graphs.iter().flat_map(of_graph).collect();
@@ -234,13 +234,12 @@ impl<'a> Subject<'a> {
     /// What a chip would take and npuc does not build.
     fn unbuildable(&self, graphs: &[Graph]) -> Vec<Misfit> {
         let Request { target, question, .. } = self.request;
-        let whole_numbers = !question.precision.activation.is_float();
         let on_cpu = |graph: &&Graph| self.request.assign(graph).count(Side::Cpu) > 0;
         let misfit = |graph: &Graph| {
             let placement = self.request.assign(graph);
             let at = graph.ids().find(|&id| placement.side(id) == Some(Side::Cpu))?;
             Some(Misfit {
-                severity: Severity::Warning,
+                severity: Severity::Error,
                 code: Code::Misfit,
                 rule: "cpu-between-integers".into(),
                 message: "npuc does not build operations on the CPU between files in whole numbers yet".into(),
@@ -254,8 +253,8 @@ impl<'a> Subject<'a> {
                 places: vec![Place::value(graph, at)],
             })
         };
-        let asks = target.back_end == Some(BackEnd::Tflite) && whole_numbers;
-        graphs.iter().filter(|graph| asks && on_cpu(graph)).filter_map(misfit).collect()
+        let builds = target.builds_cpu_segments(&question.precision);
+        graphs.iter().filter(|graph| !builds && on_cpu(graph)).filter_map(misfit).collect()
     }
 
     /// The part's graph of every shape in the operations that the target takes.
@@ -318,7 +317,10 @@ impl<'a> Subject<'a> {
             let placement = self.request.assign(graph);
             if placement.count(Side::Cpu) > 0 {
                 let segments = place::segments(graph, &placement)?;
-                bills.push((shape, place::bill(&segments, &self.request.question.precision)));
+                bills.push((
+                    shape,
+                    place::bill(&segments, self.request.target.port_bytes(&self.request.question.precision)),
+                ));
             }
         }
         Ok(bills)

@@ -7,7 +7,6 @@ use serde::Serialize;
 use super::{Segment, Side};
 use crate::ir::{Def, Type};
 use crate::model::Port;
-use crate::target::Precision;
 
 /// The cost of one step in segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -24,8 +23,8 @@ pub struct Bill {
     pub bytes_per_token: Option<u64>,
 }
 
-/// The cost of a placement whose activations are in the precision's format.
-pub fn bill(segments: &[Segment], precision: &Precision) -> Bill {
+/// The cost of a placement whose ports have elements of so many bytes.
+pub fn bill(segments: &[Segment], element_bytes: u64) -> Bill {
     let hops = segments.windows(2).filter(|pair| pair[0].side != pair[1].side).count();
     let mut made: BTreeMap<&str, Side> = BTreeMap::new();
     let mut crossed: BTreeSet<&str> = BTreeSet::new();
@@ -34,7 +33,7 @@ pub fn bill(segments: &[Segment], precision: &Precision) -> Bill {
         for value in segment.graph.values.iter().filter(|value| value.def == Def::Input) {
             let from_other = made.get(value.name.as_str()).is_some_and(|side| *side != segment.side);
             if from_other && crossed.insert(&value.name) {
-                bytes_per_step = bytes_per_step.saturating_add(bytes(&value.ty, precision));
+                bytes_per_step = bytes_per_step.saturating_add(bytes(&value.ty, element_bytes));
             }
         }
         let names = segment.graph.outputs.iter().map(|output| output.name.as_str());
@@ -49,8 +48,8 @@ pub fn bill(segments: &[Segment], precision: &Precision) -> Bill {
     }
 }
 
-fn bytes(ty: &Type, precision: &Precision) -> u64 {
-    (ty.shape.elements().unwrap_or(usize::MAX) as u64).saturating_mul(precision.activation_bytes())
+fn bytes(ty: &Type, element_bytes: u64) -> u64 {
+    (ty.shape.elements().unwrap_or(usize::MAX) as u64).saturating_mul(element_bytes)
 }
 
 /// The rows of the ports `[.., tokens, width]`.

@@ -152,7 +152,33 @@ fn levels(graph: &Graph, assignment: &Assignment, first: Side) -> Result<Vec<Opt
         let level = if side_of(lowest, first) == side { lowest } else { lowest + 1 };
         levels.push(needed[id.index()].then_some(level));
     }
+    move_to_readers(graph, assignment, first, &mut levels);
     Ok(levels)
+}
+
+/// Moves what only rearranges ports to the segment that reads it first, which then takes the ports themselves.
+fn move_to_readers(graph: &Graph, assignment: &Assignment, first: Side, levels: &mut [Option<usize>]) {
+    let mut of_ports: Vec<bool> = Vec::with_capacity(graph.values.len());
+    for value in &graph.values {
+        of_ports.push(match &value.def {
+            Def::Input => true,
+            Def::Weight => false,
+            Def::Op { op, args } => op.only_moves() && args.iter().all(|arg| of_ports[arg.index()]),
+        });
+    }
+    let mut earliest: Vec<Option<usize>> = vec![None; graph.values.len()];
+    for id in graph.ids().rev() {
+        let Def::Op { op: _, args } = &graph.value(id).def else { continue };
+        let (Some(level), place) = (levels[id.index()], id.index()) else { continue };
+        if let (true, Some(reader)) = (of_ports[place], earliest[place]) {
+            let same = Some(side_of(reader, first)) == assignment.side(id);
+            levels[place] = Some(level.max(if same { reader } else { reader.saturating_sub(1) }));
+        }
+        for arg in args {
+            let known = &mut earliest[arg.index()];
+            *known = (*known).into_iter().chain(levels[place]).min();
+        }
+    }
 }
 
 /// Whether an output needs each value.

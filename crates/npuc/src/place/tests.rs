@@ -127,7 +127,7 @@ output "y" = %4"#,
         .collect();
     assert_eq!((made.len(), crossing.len()), (2, 1), "{crossing:?}");
     assert!(made.iter().all(|segment| segment.graph.values[0].name == "past"), "{made:?}");
-    assert_eq!(bill(&made, &f32s()).bytes_per_step, 2 * 4 * 4);
+    assert_eq!(bill(&made, 4).bytes_per_step, 2 * 4 * 4);
 }
 
 #[test]
@@ -247,7 +247,8 @@ output "logits" = %6"#,
     );
     let of = |text: &str, precision: &Precision| {
         let made = segments(&graph, &assign(&graph, &rules(text), precision)).unwrap();
-        let Bill { segments, npu_segments, hops, bytes_per_step, bytes_per_token } = bill(&made, precision);
+        let Bill { segments, npu_segments, hops, bytes_per_step, bytes_per_token } =
+            bill(&made, precision.activation_bytes());
         (segments, npu_segments, hops, bytes_per_step, bytes_per_token)
     };
     let half = Precision::stored(Number::F16);
@@ -260,7 +261,7 @@ output "logits" = %6"#,
     assert_eq!(of("op=silu=cpu op=sum=cpu", &f32s()), (4, 2, 3, 4 * 39, Some(52)));
     let plain = read("%0 = input \"x\" : f32[2]\n%1 = exp(%0) : f32[2]\n%2 = silu(%1) : f32[2]\noutput \"y\" = %2");
     let made = segments(&plain, &assign(&plain, &rules("op=silu=cpu"), &f32s())).unwrap();
-    assert_eq!((bill(&made, &f32s()).bytes_per_step, bill(&made, &f32s()).bytes_per_token), (8, None));
+    assert_eq!((bill(&made, 4).bytes_per_step, bill(&made, 4).bytes_per_token), (8, None));
 }
 
 type Values = BTreeMap<String, Vec<f32>>;
@@ -335,7 +336,7 @@ fn segments_of_steps_give_the_same_bits() {
                         run_all(&made, &checkpoint.tensors, &given) == expected,
                         "{name} {shape} {protocol:?} {text}"
                     );
-                    let bill = bill(&made, &f32s());
+                    let bill = bill(&made, 4);
                     assert_eq!(bill.hops + 1, made.len());
                     assert_eq!(bill.hops == 0, bill.bytes_per_step == 0);
                     most = most.max(made.len());

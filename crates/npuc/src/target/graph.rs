@@ -433,10 +433,17 @@ impl<'a> Scene<'a> {
 
     fn generation(&self, rule: &'a Rule, min: u32) -> Option<Found> {
         let generation = self.chip.generation.as_ref().filter(|generation| generation.major < min)?;
-        let mut ops = self.ruled(rule);
-        let at = ops.find(|at| matches!(at.op, Op::Attention { .. } | Op::Softmax {} | Op::MatMul { .. }))?;
+        if !rule.when.holds(&self.question.precision, None) {
+            return None;
+        }
+        // The statement is about the model, wherever its operations are placed.
+        let is_attention = |id: &ValueId| match &self.graph.value(*id).def {
+            Def::Op { op, .. } => matches!(op, Op::Attention { .. } | Op::Softmax {} | Op::MatMul { .. }),
+            Def::Input | Def::Weight => false,
+        };
+        let at = self.graph.ids().find(is_attention)?;
         Some(Found {
-            at: at.id,
+            at,
             message: format!("the vendor does not promise transformers on {}", generation.name),
             actual: format!("{}, generation {}", generation.name, generation.major),
             remedies: vec![Remedy::new(Cost::Other, format!("choose a chip of generation {min} or later"))],
@@ -482,7 +489,7 @@ impl<'a> Scene<'a> {
             None => (format!("`{name}`"), vec![Remedy::new(Cost::Other, "choose a chip that takes the operation")]),
         };
         let mut remedies = remedies;
-        if chip.has_cpu_beside_npu() {
+        if chip.has_cpu_beside_npu() && chip.builds_cpu_segments(&self.question.precision) {
             let rule = format!("op={name}=cpu");
             let text = "compute it on the CPU, between files of the NPU";
             remedies.push(Remedy::new(Cost::Cpu, text).option(format!("--place {rule}")).mend(Mend::Place(rule)));

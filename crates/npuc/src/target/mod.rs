@@ -266,6 +266,11 @@ impl Chip {
         self.places.iter().map(|place| place.rule.clone()).collect()
     }
 
+    /// Whether npuc builds operations on the CPU between files of the NPU: not between TFLite files in whole numbers.
+    pub fn builds_cpu_segments(&self, precision: &Precision) -> bool {
+        self.back_end != Some(BackEnd::Tflite) || precision.activation.is_float()
+    }
+
     /// Whether an NPU and a CPU share the work, so that operations can be placed.
     pub fn has_cpu_beside_npu(&self) -> bool {
         let has = |kind: UnitKind| self.units.iter().any(|unit| unit.kind == kind);
