@@ -24,7 +24,7 @@ use npuc_run::toolchain::Installed;
 
 mod data;
 
-use data::{checkpoints, litert_tool, shapes};
+use data::{checkpoints, litert_tool, shapes, sixteen_layers};
 
 /// Both sides compute in f32, in other orders of summation.
 const TOLERANCE: f32 = 1e-4;
@@ -135,14 +135,7 @@ fn matrices_in_f16() {
 #[test]
 fn sixteen_layers_in_five_chunks() {
     let Some(tool) = litert_tool() else { return };
-    let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
-        "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2,
-        "vocab_size": 4096, "max_position_embeddings": 256, "tie_word_embeddings": true}"#;
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
-    synth::write(&model, config.as_bytes(), Path::new("config.json"), synth::Format::Bf16, 1).unwrap();
-    let model = front::open(&model).unwrap();
-    let parts = "4,4,4,2,2".parse::<Chunks>().unwrap().parts(16).unwrap();
+    let (_folder, model, parts) = sixteen_layers();
     let (mut litert, mut host) = sessions(&model, "128t256c,1t256c", &parts, Storage::F32, &tool);
     let prompt: Vec<u32> = (0..150).map(|i| (i * 7919 + 13) % 4096).collect();
     let mut largest = 0f32;

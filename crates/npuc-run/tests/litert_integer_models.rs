@@ -18,7 +18,6 @@ use npuc::ir::{Def, Graph, Op, ValueId};
 use npuc::model::rope::{angle, frequencies};
 use npuc::model::{CacheProtocol, Chunks, Part, StepShape, layers, llama};
 use npuc::quant::{self, Ranges, Recorder, WeightFormat};
-use npuc::synth;
 use npuc::target::host;
 use npuc::tensor::Tensor;
 use npuc_run::device::litert::{LiteRt, Model};
@@ -27,7 +26,7 @@ use npuc_run::fidelity::best_id;
 mod data;
 mod integer;
 
-use data::{checkpoints, shapes};
+use data::{checkpoints, shapes, sixteen_layers};
 use integer::{litert, load, rounded, tensor};
 
 /// A model as a runtime drives it: caches that shift, padding before the first tokens.
@@ -284,14 +283,7 @@ const REAL_FLOOR_DB: f32 = 28.0;
 #[test]
 fn sixteen_layers_in_five_chunks() {
     let Some(mut litert) = litert() else { return };
-    let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
-        "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2,
-        "vocab_size": 4096, "max_position_embeddings": 256, "tie_word_embeddings": true}"#;
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
-    synth::write(&model, config.as_bytes(), Path::new("config.json"), synth::Format::Bf16, 1).unwrap();
-    let checkpoint = front::open(&model).unwrap();
-    let parts = "4,4,4,2,2".parse::<Chunks>().unwrap().parts(16).unwrap();
+    let (_folder, checkpoint, parts) = sixteen_layers();
     for format in WeightFormat::ALL {
         let plan = Plan { parts: &parts, steps: STEPS, format, seen: 1..6, counts: &[8, 1, 1, 1], headroom: 2.0 };
         let mut both = both(&mut litert, &checkpoint, &plan);

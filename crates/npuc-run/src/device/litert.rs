@@ -174,9 +174,11 @@ impl LiteRt {
     ///
     /// Errors: [`Code::ToolFailed`] if the interpreter refuses it or ends; ports that are neither f32 nor int16.
     pub fn load(&mut self, path: &Path, threads: usize) -> Result<Model> {
-        let threads = u32::try_from(threads).unwrap_or(u32::MAX);
-        let request = [b"L", &threads.to_le_bytes()[..], path.as_os_str().as_encoded_bytes()].concat();
         let fault = |message: &str| Diagnostic::error(Code::ToolFailed, message).file(path);
+        let too_many =
+            |_| fault("more threads than the interpreter takes").need(format!("at most {}", i32::MAX)).have(threads);
+        let count = i32::try_from(threads).map_err(too_many)?;
+        let request = [b"L", &count.to_le_bytes()[..], path.as_os_str().as_encoded_bytes()].concat();
         let answer = self.ask(request, b'M', "loading a TFLite file").map_err(|e| e.in_file(path))?;
         let ports: Ports = serde_json::from_slice(&answer).map_err(|e| {
             fault(&format!("the LiteRT interpreter describes the ports in a way npuc cannot read: {e}"))

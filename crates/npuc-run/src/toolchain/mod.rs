@@ -87,9 +87,7 @@ pub struct Installed {
 /// Errors: [`Code::MissingTool`] if it cannot be fetched, or if this machine cannot run it.
 pub fn install(tool: Tool, say: &mut dyn FnMut(&str)) -> Result<Installed> {
     let python = python_3_11(tool)?;
-    let fault = |e: FetchError| -> Error {
-        Diagnostic::error(Code::MissingTool, format!("the tool was not installed: {e}")).subject(tool.name()).into()
-    };
+    let fault = |e: FetchError| missing(tool, &format!("the tool was not installed: {e}"));
     let cache = cache().map_err(fault)?;
     let folders = tool.wheels().iter().map(|wheel| install_wheel(&cache, wheel, say).map_err(fault));
     let folders = folders.collect::<Result<_>>()?;
@@ -98,9 +96,14 @@ pub fn install(tool: Tool, say: &mut dyn FnMut(&str)) -> Result<Installed> {
 
 /// The tool in the user's cache.
 ///
-/// Errors: [`Code::MissingTool`] with the install command.
+/// Errors: [`Code::MissingTool`] with the install command, or if the user has no cache.
 pub fn find(tool: Tool) -> Result<Installed> {
-    find_in(&cache().ok().unwrap_or_default(), tool)
+    let cache = cache().map_err(|e| missing(tool, &format!("the tool cannot be looked up: {e}")))?;
+    find_in(&cache, tool)
+}
+
+fn missing(tool: Tool, message: &str) -> Error {
+    Diagnostic::error(Code::MissingTool, message).subject(tool.name()).into()
 }
 
 fn find_in(cache: &Path, tool: Tool) -> Result<Installed> {

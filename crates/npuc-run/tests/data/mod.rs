@@ -1,10 +1,13 @@
-//! Where the test data is.
+//! Where the test data is, and how what is too large to keep is made.
 #![allow(dead_code, clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::{Path, PathBuf};
 
-use npuc::model::StepShape;
+use npuc::front::{self, Checkpoint};
+use npuc::model::{Chunks, Part, StepShape};
+use npuc::synth;
 use npuc_run::toolchain::{Installed, Tool, find};
+use tempfile::TempDir;
 
 /// The checkpoints that the repository owns.
 pub(crate) fn checkpoints() -> PathBuf {
@@ -34,4 +37,16 @@ pub(crate) fn litert_tool() -> Option<Installed> {
 /// Step shapes from their text.
 pub(crate) fn shapes(text: &str) -> Vec<StepShape> {
     text.split(',').map(|shape| shape.parse().unwrap()).collect()
+}
+
+/// A model of sixteen layers with seeded weights, in its folder, and five chunks of it.
+pub(crate) fn sixteen_layers() -> (TempDir, Checkpoint, Vec<Part>) {
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+        "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "vocab_size": 4096, "max_position_embeddings": 256, "tie_word_embeddings": true}"#;
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    synth::write(&model, config.as_bytes(), Path::new("config.json"), synth::Format::Bf16, 1).unwrap();
+    let checkpoint = front::open(&model).unwrap();
+    (folder, checkpoint, "4,4,4,2,2".parse::<Chunks>().unwrap().parts(16).unwrap())
 }
