@@ -1,4 +1,4 @@
-//! From every stored format to f32, bit for bit as the `gguf` Python package does it.
+//! From every stored format to f32, GGUF's bit for bit as the `gguf` Python package does it.
 //!
 //! Source of the layouts: the GGML block definitions (`block_q4_0` … `block_q6_K`). A block's scales are
 //! f16; a product is rounded before a minimum is added, so no fused multiply-add may be used here.
@@ -28,9 +28,22 @@ pub(crate) fn dequantize(level: Level, dtype: DType, bytes: &[u8], out: &mut [f3
             DType::Q8_0 => return avx2::q8_0(proof, bytes, out),
             DType::F32 | DType::BF16 | DType::Q5_0 | DType::Q5_1 => {}
             DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => {}
+            DType::Int8 | DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_) => {}
         }
     }
     vectorised(level, dtype, bytes, out);
+}
+
+/// Elements `start..start + out.len()` of a stored row; both must be multiples of the block length.
+pub(crate) fn dequantize_part(level: Level, dtype: DType, row: &[u8], start: usize, out: &mut [f32]) {
+    let header = dtype.row_header_bytes();
+    let at = |element: usize| header + element / dtype.block_len() * dtype.block_bytes();
+    let body = &row[at(start)..at(start + out.len())];
+    if header == 0 {
+        dequantize(level, dtype, body, out);
+    } else {
+        scaled(level, dtype, f32::from_le_bytes([row[0], row[1], row[2], row[3]]), body, out);
+    }
 }
 
 leveled! {
@@ -49,7 +62,53 @@ leveled! {
             DType::Q4K => blocks::<144, 256>(bytes, out, q4_k),
             DType::Q5K => blocks::<176, 256>(bytes, out, q5_k),
             DType::Q6K => blocks::<210, 256>(bytes, out, q6_k),
+            DType::Int8 | DType::Int4 | DType::Lpbq4(_) => {
+                let (scale, body) = bytes.split_at(dtype.row_header_bytes());
+                with_scale(dtype, f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]), body, out);
+            }
+            DType::Bw4(group) => bw4(group.elements(), bytes, out),
         }
+    }
+}
+
+leveled! {
+    /// Blocks of a row that begins with its scale.
+    fn scaled(dtype: DType, scale: f32, blocks: &[u8], out: &mut [f32]) {
+        with_scale(dtype, scale, blocks, out);
+    }
+}
+
+#[inline(always)]
+fn with_scale(dtype: DType, scale: f32, blocks: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::Int8 => out.iter_mut().zip(blocks).for_each(|(o, q)| *o = scale * f32::from(*q as i8)),
+        DType::Lpbq4(group) => {
+            for (out, block) in
+                out.chunks_exact_mut(group.elements()).zip(blocks.chunks_exact(1 + group.elements() / 2))
+            {
+                signed_nibbles(&block[1..], out, scale * f32::from(block[0]), 0.0);
+            }
+        }
+        DType::Int4 => signed_nibbles(blocks, out, scale, 0.0),
+        DType::F32 | DType::F16 | DType::BF16 | DType::Bw4(_) => unreachable!("a row of {dtype} has no scale"),
+        DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => unreachable!("nor has one of {dtype}"),
+        DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => unreachable!("nor has one of {dtype}"),
+    }
+}
+
+#[inline(always)]
+fn bw4(group: usize, bytes: &[u8], out: &mut [f32]) {
+    for (out, block) in out.chunks_exact_mut(group).zip(bytes.chunks_exact(4 + group / 2)) {
+        signed_nibbles(&block[4..], out, half(block), half(&block[2..]));
+    }
+}
+
+/// `(q + offset) * scale`, two numbers a byte, the first in the low half.
+#[inline(always)]
+fn signed_nibbles(bytes: &[u8], out: &mut [f32], scale: f32, offset: f32) {
+    for (pair, byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+        pair[0] = (f32::from((*byte << 4) as i8 >> 4) + offset) * scale;
+        pair[1] = (f32::from(*byte as i8 >> 4) + offset) * scale;
     }
 }
 

@@ -3,7 +3,8 @@
 /// How the elements of a tensor are stored.
 ///
 /// Block formats store runs of [`DType::block_len`] consecutive elements of a row in
-/// [`DType::block_bytes`] bytes, laid out as in GGUF (source: the GGML block definitions).
+/// [`DType::block_bytes`] bytes, laid out as in GGUF (source: the GGML block definitions) unless said
+/// otherwise. Where all blocks of a row share one more scale, the row begins with it ([`DType::row_header_bytes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE 754 binary32, little endian.
@@ -32,11 +33,47 @@ pub enum DType {
     Q5K,
     /// 256 elements at 6.5625 bits: 16 sub-blocks of 16 with 8-bit scales.
     Q6K,
+    /// A row: f32 scale, then a signed byte an element; `scale * q`.
+    Int8,
+    /// A row: f32 scale, then two elements a byte, the first in the low half, each -8 to 7; `scale * q`.
+    Int4,
+    /// A row: f32 scale, then blocks of a whole scale 1 to 16 in a byte and nibbles as in [`DType::Int4`];
+    /// `scale * block scale * q`. Qualcomm's low-power block quantisation.
+    Lpbq4(Group),
+    /// Blocks of f16 scale, f16 offset and nibbles as in [`DType::Int4`]; `(q + offset) * scale`.
+    Bw4(Group),
+}
+
+/// How many consecutive elements of a row share a block's scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Group {
+    /// 16 elements.
+    G16,
+    /// 32 elements.
+    G32,
+    /// 64 elements.
+    G64,
+    /// 128 elements.
+    G128,
+    /// 256 elements.
+    G256,
+    /// 512 elements.
+    G512,
+}
+
+impl Group {
+    /// Every length, ascending.
+    pub const ALL: [Group; 6] = [Group::G16, Group::G32, Group::G64, Group::G128, Group::G256, Group::G512];
+
+    /// The number of elements.
+    pub const fn elements(self) -> usize {
+        16 << self as usize
+    }
 }
 
 impl DType {
     /// Every format, in the order of the enum.
-    pub const ALL: [DType; 13] = [
+    pub const ALL: [DType; 27] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -50,6 +87,20 @@ impl DType {
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Int8,
+        DType::Int4,
+        DType::Lpbq4(Group::G16),
+        DType::Lpbq4(Group::G32),
+        DType::Lpbq4(Group::G64),
+        DType::Lpbq4(Group::G128),
+        DType::Lpbq4(Group::G256),
+        DType::Lpbq4(Group::G512),
+        DType::Bw4(Group::G16),
+        DType::Bw4(Group::G32),
+        DType::Bw4(Group::G64),
+        DType::Bw4(Group::G128),
+        DType::Bw4(Group::G256),
+        DType::Bw4(Group::G512),
     ];
 
     /// The name used in IR text, manifests and messages, e.g. `q4_1`.
@@ -68,6 +119,20 @@ impl DType {
             DType::Q4K => "q4_k",
             DType::Q5K => "q5_k",
             DType::Q6K => "q6_k",
+            DType::Int8 => "int8",
+            DType::Int4 => "int4",
+            DType::Lpbq4(Group::G16) => "lpbq4-g16",
+            DType::Lpbq4(Group::G32) => "lpbq4-g32",
+            DType::Lpbq4(Group::G64) => "lpbq4-g64",
+            DType::Lpbq4(Group::G128) => "lpbq4-g128",
+            DType::Lpbq4(Group::G256) => "lpbq4-g256",
+            DType::Lpbq4(Group::G512) => "lpbq4-g512",
+            DType::Bw4(Group::G16) => "bw4-g16",
+            DType::Bw4(Group::G32) => "bw4-g32",
+            DType::Bw4(Group::G64) => "bw4-g64",
+            DType::Bw4(Group::G128) => "bw4-g128",
+            DType::Bw4(Group::G256) => "bw4-g256",
+            DType::Bw4(Group::G512) => "bw4-g512",
         }
     }
 
@@ -76,12 +141,24 @@ impl DType {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// Elements in one block; 1 for plain formats.
+    /// Elements in one block; 1 where a row may have any length.
     pub const fn block_len(self) -> usize {
         match self {
-            DType::F32 | DType::F16 | DType::BF16 => 1,
+            DType::F32 | DType::F16 | DType::BF16 | DType::Int8 => 1,
+            DType::Int4 => 2,
             DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => 32,
             DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => 256,
+            DType::Lpbq4(group) | DType::Bw4(group) => group.elements(),
+        }
+    }
+
+    /// Bytes at the start of a row that belong to no block: the scale of the row.
+    pub const fn row_header_bytes(self) -> usize {
+        match self {
+            DType::Int8 | DType::Int4 | DType::Lpbq4(_) => 4,
+            DType::F32 | DType::F16 | DType::BF16 | DType::Bw4(_) => 0,
+            DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => 0,
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => 0,
         }
     }
 
@@ -100,12 +177,15 @@ impl DType {
             DType::Q4K => 144,
             DType::Q5K => 176,
             DType::Q6K => 210,
+            DType::Int8 | DType::Int4 => 1,
+            DType::Lpbq4(group) => 1 + group.elements() / 2,
+            DType::Bw4(group) => 4 + group.elements() / 2,
         }
     }
 
-    /// Whether rows are made of blocks that share a scale.
+    /// Whether elements are whole numbers that share scales.
     pub const fn is_block(self) -> bool {
-        self.block_len() > 1
+        self.block_len() > 1 || self.row_header_bytes() > 0
     }
 
     /// Bytes of a row of `cols` elements; `None` when blocks do not divide it or the size overflows.
@@ -113,7 +193,10 @@ impl DType {
         if !cols.is_multiple_of(self.block_len()) {
             return None;
         }
-        (cols / self.block_len()).checked_mul(self.block_bytes())
+        match (cols / self.block_len()).checked_mul(self.block_bytes()) {
+            Some(bytes) => bytes.checked_add(self.row_header_bytes()),
+            None => None,
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use crate::dequant::dequantize;
+use crate::dequant::dequantize_part;
 use crate::format::DType;
 use crate::gemm::{self, Left, ROWS_NARROW, ROWS_WIDE, Right, TokenTile};
 use crate::level::Level;
@@ -36,10 +36,9 @@ impl<'a> Matrix<'a> {
         self.dtype.row_bytes(self.cols).expect("checked at entry")
     }
 
-    /// The bytes of elements `start..start + len` of `row`; both must be multiples of the block length.
-    fn slice(&self, row: usize, start: usize, len: usize) -> &'a [u8] {
-        let per_block = |elements: usize| elements / self.dtype.block_len() * self.dtype.block_bytes();
-        &self.bytes[row * self.row_bytes() + per_block(start)..][..per_block(len)]
+    /// The stored bytes of a row.
+    fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
 }
 
@@ -109,14 +108,14 @@ const PANEL_DEPTH: usize = 768;
 /// Elements of a panel: 128 KiB, a quarter of a common second-level cache.
 const PANEL_LEN: usize = 32 * 1024;
 
-/// Splits `cols` into equal parts of at most [`PANEL_DEPTH`], each a multiple of every block length.
-fn panel_depth(cols: usize) -> usize {
-    cols.div_ceil(cols.div_ceil(PANEL_DEPTH).max(1)).next_multiple_of(256).min(cols)
+/// Splits `cols` into equal parts of at most [`PANEL_DEPTH`], each of whole blocks.
+fn panel_depth(cols: usize, dtype: DType) -> usize {
+    cols.div_ceil(cols.div_ceil(PANEL_DEPTH).max(1)).next_multiple_of(dtype.block_len().max(256)).min(cols)
 }
 
 fn many(level: Level, x: &[f32], tokens: usize, weight: Matrix<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
     let cols = weight.cols;
-    let depth = panel_depth(cols);
+    let depth = panel_depth(cols, weight.dtype);
     let rows = (PANEL_LEN / depth.max(1)).next_multiple_of(ROWS_NARROW);
     let mut packed = Scratch::take(gemm::packed_len(tokens, cols));
     pack_all(x, tokens, cols, &mut packed);
@@ -128,8 +127,7 @@ fn many(level: Level, x: &[f32], tokens: usize, weight: Matrix<'_>, bias: Option
         for start in (0..cols.max(1)).step_by(depth.max(1)) {
             let len = depth.min(cols - start);
             for row in 0..count {
-                let bytes = weight.slice(first + row, start, len);
-                dequantize(level, weight.dtype, bytes, &mut values[row * len..][..len]);
+                dequantize_part(level, weight.dtype, weight.row(first + row), start, &mut values[row * len..][..len]);
             }
             panel.multiply(level, &values, packed, start, len, weight, &shared);
         }

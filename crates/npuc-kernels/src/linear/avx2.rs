@@ -62,7 +62,8 @@ fn rows<const T: usize, const U: usize>(avx2: Avx2, x: &[f32], weight: Matrix<'_
                 each_row::<T, _>(avx2, weight, sink, &Nibbles::<18, T> { spread: &spread });
             }
         }
-        dtype @ (DType::Q5_0 | DType::Q5_1 | DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K) => {
+        dtype @ (DType::Q5_0 | DType::Q5_1 | DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K)
+        | dtype @ (DType::Int8 | DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_)) => {
             let plain = Plain::<F32, U> { x, cols, stored: PhantomData };
             each_row::<T, _>(avx2, weight, sink, &Dequantised { avx2, dtype, plain });
         }
@@ -93,7 +94,7 @@ unsafe fn chunk<const T: usize, K: RowKernel<T>>(
         let rows = GROUP.min(end - group);
         for r in 0..rows {
             // SAFETY: inlined here, and `slice` gives one row.
-            let row = unsafe { kernel.sums(weight.slice(group + r, 0, weight.cols), &mut scratch) };
+            let row = unsafe { kernel.sums(weight.row(group + r), &mut scratch) };
             for (sums, sum) in sums.iter_mut().zip(row) {
                 sums[r] = sum;
             }

@@ -68,7 +68,7 @@ fn portable(x: &[f32], tokens: usize, weight: Matrix<'_>, sink: &Sink<'_>) {
     sink.over_rows(x.len(), 1, |first, count| {
         let mut values = Scratch::take(weight.cols);
         for row in first..first + count {
-            dequantize(Level::Portable, weight.dtype, weight.slice(row, 0, weight.cols), &mut values);
+            dequantize(Level::Portable, weight.dtype, weight.row(row), &mut values);
             sink.store(row, (0..tokens).map(|t| dot(&values, &x[t * weight.cols..][..weight.cols])));
         }
     });

@@ -32,7 +32,11 @@ fn store(dtype: DType, shape: &Shape, numbers: &[f64]) -> (Tensor, Vec<f64>) {
         | DType::Q3K
         | DType::Q4K
         | DType::Q5K
-        | DType::Q6K => unreachable!("random graphs have no {dtype}"),
+        | DType::Q6K
+        | DType::Int8
+        | DType::Int4
+        | DType::Lpbq4(_)
+        | DType::Bw4(_) => unreachable!("random graphs have no {dtype}"),
     };
     let tensor = Tensor::in_memory(dtype, shape.clone(), bytes.into()).expect("the size of the shape");
     let held = to_f32(&tensor).into_iter().map(f64::from).collect();

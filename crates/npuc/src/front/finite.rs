@@ -6,9 +6,6 @@ use super::{Checkpoint, weights};
 use crate::diag::{Code, Diagnostic};
 use crate::tensor::Tensor;
 
-/// Elements that are dequantised at a time: whole blocks of every format.
-const CHUNK: usize = 1 << 14;
-
 /// One warning for each weight that holds NaN or infinity, with how many. Reads every weight, in parallel.
 pub fn non_finite(checkpoint: &Checkpoint) -> Vec<Diagnostic> {
     let tensors: Vec<(&String, &Tensor)> = checkpoint.tensors.iter().collect();
@@ -31,16 +28,15 @@ pub fn non_finite(checkpoint: &Checkpoint) -> Vec<Diagnostic> {
 
 /// How many elements are NaN and how many infinite.
 fn count(tensor: &Tensor) -> (usize, usize) {
-    let dtype = tensor.dtype;
-    let chunk_bytes = CHUNK / dtype.block_len() * dtype.block_bytes();
+    let cols = tensor.shape.last().copied().unwrap_or(1);
+    let Some(row_bytes) = tensor.dtype.row_bytes(cols).filter(|&bytes| bytes > 0) else { return (0, 0) };
     tensor
         .stored_bytes()
-        .par_chunks(chunk_bytes)
+        .par_chunks_exact(row_bytes)
         .map_init(
-            || vec![0.0; CHUNK],
+            || vec![0.0; cols],
             |values, bytes| {
-                let values = &mut values[..bytes.len() / dtype.block_bytes() * dtype.block_len()];
-                npuc_kernels::dequant::dequantize_row(dtype, bytes, values);
+                npuc_kernels::dequant::dequantize_row(tensor.dtype, bytes, values);
                 let nan = values.iter().filter(|value| value.is_nan()).count();
                 (nan, values.iter().filter(|value| value.is_infinite()).count())
             },

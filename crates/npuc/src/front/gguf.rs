@@ -271,7 +271,8 @@ fn unreadable_types(entries: &[Entry]) -> Vec<Diagnostic> {
     for entry in entries.iter().filter(|entry| dtype(entry.type_id).is_none()) {
         by_type.entry(entry.type_id).or_default().push(&entry.name);
     }
-    let readable: Vec<String> = DType::ALL.iter().map(|d| d.name().to_uppercase()).collect();
+    let stored = DType::ALL.into_iter().filter(|dtype| self::type_id(*dtype).is_some());
+    let readable: Vec<String> = stored.map(|dtype| dtype.name().to_uppercase()).collect();
     let fault = |(id, names): (u32, Vec<&str>)| {
         let (message, have) = match foreign_type(id) {
             Some(name) => ("tensors are stored in a format that npuc does not read", format!("{name} (type id {id})")),
@@ -286,23 +287,28 @@ fn unreadable_types(entries: &[Entry]) -> Vec<Diagnostic> {
     by_type.into_iter().map(fault).collect()
 }
 
-/// The format of a type id (source: `enum ggml_type`).
+/// The format of a type id.
 fn dtype(type_id: u32) -> Option<DType> {
-    Some(match type_id {
-        0 => DType::F32,
-        1 => DType::F16,
-        2 => DType::Q4_0,
-        3 => DType::Q4_1,
-        6 => DType::Q5_0,
-        7 => DType::Q5_1,
-        8 => DType::Q8_0,
-        10 => DType::Q2K,
-        11 => DType::Q3K,
-        12 => DType::Q4K,
-        13 => DType::Q5K,
-        14 => DType::Q6K,
-        30 => DType::BF16,
-        _ => return None,
+    DType::ALL.into_iter().find(|dtype| self::type_id(*dtype) == Some(type_id))
+}
+
+/// The type id of a format; `None` if GGUF has no such format (source: `enum ggml_type`).
+pub const fn type_id(dtype: DType) -> Option<u32> {
+    Some(match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::Q4_0 => 2,
+        DType::Q4_1 => 3,
+        DType::Q5_0 => 6,
+        DType::Q5_1 => 7,
+        DType::Q8_0 => 8,
+        DType::Q2K => 10,
+        DType::Q3K => 11,
+        DType::Q4K => 12,
+        DType::Q5K => 13,
+        DType::Q6K => 14,
+        DType::BF16 => 30,
+        DType::Int8 | DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_) => return None,
     })
 }
 

@@ -36,7 +36,7 @@ fn damage(graph: &mut Graph, id: ValueId, kind: u8, by: u32) {
         }
         (1, Def::Op { args, .. }) => args.clear(),
         (2, Def::Op { .. }) => extents[0] += 1,
-        (3, Def::Op { .. }) => value.ty.dtype = DType::ALL[1 + by as usize % 12],
+        (3, Def::Op { .. }) => value.ty.dtype = DType::ALL[1 + by as usize % (DType::ALL.len() - 1)],
         (4, Def::Op { op, .. }) => *op = Op::Affine { scale: f32::NAN, offset: 0.0 },
         (0..=4, Def::Input | Def::Weight) if id.0 > 0 => value.name = name,
         (5, _) => extents.fill(0),

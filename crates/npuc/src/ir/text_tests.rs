@@ -94,7 +94,7 @@ const MALFORMED: &[(&str, &str)] = &[
     ),
     (
         "%0 = input \"a\" : f31[1]",
-        "2: expected a number format (f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k) | `f31[1]` at column 18",
+        "2: expected a number format (f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, int8, int4, lpbq4-g16, lpbq4-g32, lpbq4-g64, lpbq4-g128, lpbq4-g256, lpbq4-g512, bw4-g16, bw4-g32, bw4-g64, bw4-g128, bw4-g256, bw4-g512) | `f31[1]` at column 18",
     ),
     ("%0 = input \"a\" : f32[1", "2: expected `,` or `]` | the end of the line at column 23"),
     ("%0 = input \"a\" : f32[1,]", "2: expected a whole number | `]` at column 24"),

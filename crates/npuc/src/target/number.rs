@@ -43,7 +43,7 @@ impl Number {
     /// The format of that [`Number::name`].
     pub fn from_name(name: &str) -> Option<Number> {
         let plain = Number::PLAIN.into_iter().find(|number| number.name() == name);
-        plain.or_else(|| DType::from_name(name).filter(|dtype| dtype.is_block()).map(Number::Block))
+        plain.or_else(|| DType::from_name(name).map(Number::stored))
     }
 
     /// How a stored format is called here.
@@ -52,6 +52,8 @@ impl Number {
             DType::F32 => Number::F32,
             DType::F16 => Number::F16,
             DType::BF16 => Number::Bf16,
+            DType::Int8 => Number::Int8,
+            DType::Int4 => Number::Int4,
             DType::Q4_0
             | DType::Q4_1
             | DType::Q5_0
@@ -61,7 +63,9 @@ impl Number {
             | DType::Q3K
             | DType::Q4K
             | DType::Q5K
-            | DType::Q6K => Number::Block(dtype),
+            | DType::Q6K
+            | DType::Lpbq4(_)
+            | DType::Bw4(_) => Number::Block(dtype),
         }
     }
 
@@ -144,8 +148,13 @@ pub struct WeightFormat {
 impl WeightFormat {
     /// The format of a weight that stays as it is stored.
     pub const fn stored(dtype: DType) -> WeightFormat {
-        let granularity = if dtype.is_block() { Granularity::Group(dtype.block_len()) } else { Granularity::Tensor };
-        WeightFormat { number: Number::stored(dtype), granularity }
+        let number = Number::stored(dtype);
+        let granularity = match number {
+            Number::F32 | Number::F16 | Number::Bf16 | Number::Int16 => Granularity::Tensor,
+            Number::Int8 | Number::Int4 => Granularity::Channel,
+            Number::Block(dtype) => Granularity::Group(dtype.block_len()),
+        };
+        WeightFormat { number, granularity }
     }
 
     /// Bytes of a projection's weights `[out, in]`, with one 16-bit scale a group and one f32 scale a
@@ -155,8 +164,8 @@ impl WeightFormat {
         let cols = shape.last().copied().unwrap_or(1) as u64;
         let rows = elements / cols.max(1);
         if let Number::Block(dtype) = self.number {
-            return rows
-                .checked_mul((cols.div_ceil(dtype.block_len() as u64)).checked_mul(dtype.block_bytes() as u64)?);
+            let blocks = cols.div_ceil(dtype.block_len() as u64).checked_mul(dtype.block_bytes() as u64)?;
+            return rows.checked_mul(blocks.checked_add(dtype.row_header_bytes() as u64)?);
         }
         let weights = elements.checked_mul(u64::from(self.number.bits()))?.div_ceil(8);
         if self.number.is_float() {

@@ -163,6 +163,7 @@ pub fn type_id(dtype: DType) -> u32 {
         DType::Q5K => 13,
         DType::Q6K => 14,
         DType::BF16 => 30,
+        DType::Int8 | DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_) => panic!("GGUF has no {dtype}"),
     }
 }
 
