@@ -28,7 +28,12 @@ pub(crate) fn dequantize(level: Level, dtype: DType, bytes: &[u8], out: &mut [f3
             DType::Q8_0 => return avx2::q8_0(proof, bytes, out),
             DType::F32 | DType::BF16 | DType::Q5_0 | DType::Q5_1 => {}
             DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => {}
-            DType::Int8 | DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_) => {}
+            DType::Int4 | DType::Lpbq4(_) => {
+                let (scale, body) = bytes.split_first_chunk().expect("a row begins with its scale");
+                return scaled_at(level, dtype, f32::from_le_bytes(*scale), body, out);
+            }
+            DType::Bw4(group) => return avx2::bw4(proof, group.elements(), bytes, out),
+            DType::Int8 => {}
         }
     }
     vectorised(level, dtype, bytes, out);
@@ -42,8 +47,21 @@ pub(crate) fn dequantize_part(level: Level, dtype: DType, row: &[u8], start: usi
     if header == 0 {
         dequantize(level, dtype, body, out);
     } else {
-        scaled(level, dtype, f32::from_le_bytes([row[0], row[1], row[2], row[3]]), body, out);
+        scaled_at(level, dtype, f32::from_le_bytes([row[0], row[1], row[2], row[3]]), body, out);
     }
+}
+
+/// Blocks of a row that begins with its scale.
+fn scaled_at(level: Level, dtype: DType, scale: f32, body: &[u8], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if let Level::Avx2(proof) = level {
+        if dtype == DType::Int4 {
+            return avx2::int4(proof, scale, body, out);
+        } else if let DType::Lpbq4(group) = dtype {
+            return avx2::lpbq4(proof, group.elements(), scale, body, out);
+        }
+    }
+    scaled(level, dtype, scale, body, out);
 }
 
 leveled! {
@@ -72,7 +90,7 @@ leveled! {
 }
 
 leveled! {
-    /// Blocks of a row that begins with its scale.
+    /// [`scaled_at`] in one body for every level.
     fn scaled(dtype: DType, scale: f32, blocks: &[u8], out: &mut [f32]) {
         with_scale(dtype, scale, blocks, out);
     }
@@ -136,7 +154,7 @@ fn blocks<const BYTES: usize, const LEN: usize>(
 /// A half to a float without branches on common values: the exponent is rebased by a multiplication,
 /// which also normalises subnormal halves exactly.
 #[inline(always)]
-fn f16_to_f32(bytes: [u8; 2]) -> f32 {
+pub(crate) fn f16_to_f32(bytes: [u8; 2]) -> f32 {
     const REBASE: f32 = f32::from_bits((127 + 112) << 23);
     let bits = u32::from(u16::from_le_bytes(bytes));
     if bits & 0x7C00 == 0x7C00 {

@@ -10,10 +10,12 @@ pub mod attention;
 pub mod dequant;
 pub mod format;
 mod gemm;
+pub mod integer;
 pub mod level;
 pub mod linear;
 pub mod map;
 pub mod matmul;
+pub mod quantize;
 mod scratch;
 #[cfg(test)]
 mod testing;

@@ -17,6 +17,8 @@ mod avx2;
 mod few;
 #[cfg(target_arch = "x86_64")]
 mod nibbles;
+#[cfg(target_arch = "x86_64")]
+mod signed;
 
 /// A stored matrix `[rows, cols]`, row after row.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 /// The bytes of a file, mapped read-only.
 ///
@@ -24,6 +27,20 @@ impl MappedFile {
         // every bit pattern is valid; see the type's documentation for a file that shrinks meanwhile.
         let map = unsafe { Mmap::map(&file)? };
         Ok(MappedFile(Some(map)))
+    }
+
+    /// Gives the memory of bytes that were read back to the system; reading them again brings them from the file.
+    /// Does nothing where the system has no such call.
+    pub fn release(&self, bytes: Range<usize>) {
+        #[cfg(unix)]
+        if let Some(map) = &self.0
+            && bytes.end <= map.len()
+            && !bytes.is_empty()
+        {
+            // SAFETY: the mapping is read-only and backed by the file, so the pages hold nothing that the file does not.
+            // A refusal only leaves the memory in use.
+            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
+        }
     }
 }
 

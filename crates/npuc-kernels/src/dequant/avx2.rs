@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::f16_to_f32;
+use super::{f16_to_f32, signed_nibbles};
 use crate::level::Avx2;
 
 /// Floats of a vector.
@@ -30,6 +30,66 @@ pub(super) fn q4_1(_: Avx2, bytes: &[u8], out: &mut [f32]) {
 pub(super) fn q8_0(_: Avx2, bytes: &[u8], out: &mut [f32]) {
     // SAFETY: the `Avx2` proves the features.
     unsafe { signed_bytes(bytes, out) }
+}
+
+/// Int4: `scale * q`.
+pub(super) fn int4(_: Avx2, scale: f32, bytes: &[u8], out: &mut [f32]) {
+    // SAFETY: the `Avx2` proves the features.
+    unsafe { int4_row(scale, bytes, out) }
+}
+
+/// LPBQ in blocks of `group`: `scale * block scale * q`.
+pub(super) fn lpbq4(_: Avx2, group: usize, scale: f32, bytes: &[u8], out: &mut [f32]) {
+    // SAFETY: the `Avx2` proves the features.
+    unsafe { lpbq4_blocks(group, scale, bytes, out) }
+}
+
+/// Float blocks of `group`: `(q + offset) * scale`.
+pub(super) fn bw4(_: Avx2, group: usize, bytes: &[u8], out: &mut [f32]) {
+    // SAFETY: the `Avx2` proves the features.
+    unsafe { bw4_blocks(group, bytes, out) }
+}
+
+/// # Safety
+/// The processor must have the features.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn int4_row(scale: f32, bytes: &[u8], out: &mut [f32]) {
+    let ((fours, bytes_rest), (vectors, rest)) = (bytes.as_chunks(), out.as_chunks_mut());
+    signed::<false>(fours, vectors, _mm256_set1_ps(scale), _mm256_setzero_ps());
+    signed_nibbles(bytes_rest, rest, scale, 0.0);
+}
+
+/// # Safety
+/// The processor must have the features.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn lpbq4_blocks(group: usize, scale: f32, bytes: &[u8], out: &mut [f32]) {
+    for (out, block) in out.chunks_exact_mut(group).zip(bytes.chunks_exact(1 + group / 2)) {
+        let scale = _mm256_set1_ps(scale * f32::from(block[0]));
+        signed::<false>(block[1..].as_chunks().0, out.as_chunks_mut().0, scale, _mm256_setzero_ps());
+    }
+}
+
+/// # Safety
+/// The processor must have the features.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn bw4_blocks(group: usize, bytes: &[u8], out: &mut [f32]) {
+    for (out, block) in out.chunks_exact_mut(group).zip(bytes.chunks_exact(4 + group / 2)) {
+        signed::<true>(block[4..].as_chunks().0, out.as_chunks_mut().0, half(block), half(&block[2..]));
+    }
+}
+
+/// [`signed_nibbles`] of four bytes at once: lane i shifts its nibble, number i, to the top and back.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn signed<const WITH_OFFSET: bool>(bytes: &[[u8; 4]], out: &mut [[f32; VECTOR]], scale: __m256, offset: __m256) {
+    let to_top = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+    for (out, bytes) in out.iter_mut().zip(bytes) {
+        let stored = _mm256_set1_epi32(i32::from_le_bytes(*bytes));
+        let q = _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(_mm256_sllv_epi32(stored, to_top)));
+        let value = if WITH_OFFSET { _mm256_add_ps(q, offset) } else { q };
+        // SAFETY: `out` is 8 floats.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_mul_ps(value, scale)) };
+    }
 }
 
 /// # Safety

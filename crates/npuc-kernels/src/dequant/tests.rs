@@ -53,6 +53,24 @@ fn every_other_format_follows_its_formula() {
 }
 
 #[test]
+fn every_level_gives_the_portable_bits() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| !is_gguf(*dtype)) {
+        for cols in [2, 14, 16, 18, 48, 96, 130, 512, 1536] {
+            let Some(len) = dtype.row_bytes(cols) else { continue };
+            let mut stored: Vec<u8> = (0..len).map(|i| (i * 89 % 251) as u8).collect();
+            stored[3] = 0x3d;
+            let rows = Level::all().into_iter().map(|level| {
+                let mut out = vec![f32::NAN; cols];
+                dequantize(level, dtype, &stored, &mut out);
+                out.into_iter().map(f32::to_bits).collect()
+            });
+            let rows: Vec<Vec<u32>> = rows.collect();
+            assert!(rows.iter().all(|row| *row == rows[0]), "{dtype} {cols}");
+        }
+    }
+}
+
+#[test]
 fn every_format_of_gguf_is_bit_exact_with_the_gguf_package() {
     for dtype in DType::ALL.into_iter().filter(|dtype| is_gguf(*dtype)) {
         let (stored, expected) = fixture(dtype);

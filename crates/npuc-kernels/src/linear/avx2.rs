@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 
 use super::few::Sink;
 use super::nibbles::{Nibbles, Spread};
+use super::signed::{Lanes, Signed};
 use crate::dequant::dequantize;
 use crate::format::DType;
 use crate::level::{Avx2, Level};
@@ -62,11 +63,31 @@ fn rows<const T: usize, const U: usize>(avx2: Avx2, x: &[f32], weight: Matrix<'_
                 each_row::<T, _>(avx2, weight, sink, &Nibbles::<18, T> { spread: &spread });
             }
         }
-        dtype @ (DType::Q5_0 | DType::Q5_1 | DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K)
-        | dtype @ (DType::Int8 | DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_)) => {
+        DType::Int8 => {
+            let plain = Plain::<I8, U> { x, cols, stored: PhantomData };
+            each_row::<T, _>(avx2, weight, sink, &Scaled { plain });
+        }
+        DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_) => signed::<T>(avx2, x, weight, sink),
+        dtype @ (DType::Q5_0 | DType::Q5_1 | DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K) => {
             let plain = Plain::<F32, U> { x, cols, stored: PhantomData };
             each_row::<T, _>(avx2, weight, sink, &Dequantised { avx2, dtype, plain });
         }
+    }
+}
+
+/// Rows of signed nibbles, by how many lanes of eight elements share a block's scale.
+fn signed<const T: usize>(avx2: Avx2, x: &[f32], weight: Matrix<'_>, sink: &Sink<'_>) {
+    let (dtype, cols) = (weight.dtype, weight.cols);
+    let lanes = &Lanes::<T>::new(x);
+    match (dtype.block_bytes() - dtype.block_len() / 2, dtype.block_len()) {
+        (0, _) => each_row::<T, _>(avx2, weight, sink, &Signed::<0, 8, T>::new(lanes, dtype, cols)),
+        (1, 16) => each_row::<T, _>(avx2, weight, sink, &Signed::<1, 2, T>::new(lanes, dtype, cols)),
+        (1, 32) => each_row::<T, _>(avx2, weight, sink, &Signed::<1, 4, T>::new(lanes, dtype, cols)),
+        (1, _) => each_row::<T, _>(avx2, weight, sink, &Signed::<1, 8, T>::new(lanes, dtype, cols)),
+        (4, 16) => each_row::<T, _>(avx2, weight, sink, &Signed::<4, 2, T>::new(lanes, dtype, cols)),
+        (4, 32) => each_row::<T, _>(avx2, weight, sink, &Signed::<4, 4, T>::new(lanes, dtype, cols)),
+        (4, _) => each_row::<T, _>(avx2, weight, sink, &Signed::<4, 8, T>::new(lanes, dtype, cols)),
+        (fields, length) => unreachable!("{fields} bytes before {length} signed nibbles of {dtype}"),
     }
 }
 
@@ -127,6 +148,17 @@ pub(super) trait Stored: Sync {
 struct F32;
 struct F16;
 struct Bf16;
+struct I8;
+
+impl Stored for I8 {
+    const BYTES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> __m256 {
+        // SAFETY: the caller's promise; the load needs no alignment.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) }
+    }
+}
 
 impl Stored for F32 {
     const BYTES: usize = 4;
@@ -211,6 +243,26 @@ impl<S: Stored, const T: usize, const U: usize> RowKernel<T> for Plain<'_, S, U>
                 }
             }
             totals
+        }
+    }
+}
+
+/// Rows of signed bytes after the scale of the row.
+struct Scaled<'a, const U: usize> {
+    plain: Plain<'a, I8, U>,
+}
+
+impl<const T: usize, const U: usize> RowKernel<T> for Scaled<'_, U> {
+    #[inline(always)]
+    unsafe fn sums(&self, row: &[u8], scratch: &mut [f32]) -> [__m256; T] {
+        let (scale, bytes) = row.split_first_chunk().expect("a row begins with its scale");
+        // SAFETY: the caller's promise; a signed byte an element follows the scale.
+        unsafe {
+            let mut sums: [__m256; T] = self.plain.sums(bytes, scratch);
+            for sum in &mut sums {
+                *sum = _mm256_mul_ps(*sum, _mm256_set1_ps(f32::from_le_bytes(*scale)));
+            }
+            sums
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::scratch::Scratch;
 /// Elements of a block.
 const BLOCK: usize = 32;
 /// Elements of a pair of blocks; a vector holds one lane of each of their 4 + 4 groups of nibbles.
-const PAIR: usize = 2 * BLOCK;
+pub(super) const PAIR: usize = 2 * BLOCK;
 /// Floats a pair has in [`Spread::sums`]: what the two f16 fields of each block are multiplied with.
 const FIELDS: usize = 4;
 
@@ -50,9 +50,11 @@ impl<const T: usize> Spread<T> {
     }
 }
 
+/// What inputs are multiplied with: nibble n of a lane counts as `16^(n mod 4)` times what it is.
+pub(super) const SCALE: [f32; 4] = [1.0, 1.0 / 16.0, 1.0 / 256.0, 1.0 / 4096.0];
+
 /// Puts a block into the lower or upper lanes of its pair.
 fn arrange(block: &[f32; BLOCK], half: usize, pair: &mut [f32; PAIR]) {
-    const SCALE: [f32; 4] = [1.0, 1.0 / 16.0, 1.0 / 256.0, 1.0 / 4096.0];
     for nibble in 0..8 {
         for lane in 0..4 {
             let element = lane * 4 + nibble / 2 + nibble % 2 * 16;
@@ -160,6 +162,25 @@ unsafe fn pair<const T: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let products: [__m256; T] = products(quants, values);
+        let scales =
+            _mm256_permutevar8x32_ps(_mm256_castps128_ps256(fields), _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
+        for t in 0..T {
+            sums[t] = _mm256_fmadd_ps(scales, products[t], sums[t]);
+            minima[t] = _mm_fmadd_ps(fields, _mm_load_ps(sums_of_x.add(t * FIELDS)), minima[t]);
+        }
+    }
+}
+
+/// Per token `Σ q·x` in each 32-bit lane of nibbles.
+///
+/// # Safety
+/// As [`RowKernel::sums`]; `[T, 8 nibbles, 8 lanes]` aligned floats must be readable at `values`, each divided by
+/// `16^(nibble mod 4)`.
+#[inline(always)]
+pub(super) unsafe fn products<const T: usize>(quants: __m256i, values: *const f32) -> [__m256; T] {
+    // SAFETY: the caller's promise.
+    unsafe {
         let upper = _mm256_srli_epi32::<16>(quants);
         let mut products = [[_mm256_setzero_ps(); 2]; T];
         for nibble in 0..8 {
@@ -171,12 +192,10 @@ unsafe fn pair<const T: usize>(
                 *product = if nibble < 2 { _mm256_mul_ps(q, x) } else { _mm256_fmadd_ps(q, x, *product) };
             }
         }
-        let scales =
-            _mm256_permutevar8x32_ps(_mm256_castps128_ps256(fields), _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
-        for t in 0..T {
-            let product = _mm256_add_ps(products[t][0], products[t][1]);
-            sums[t] = _mm256_fmadd_ps(scales, product, sums[t]);
-            minima[t] = _mm_fmadd_ps(fields, _mm_load_ps(sums_of_x.add(t * FIELDS)), minima[t]);
+        let mut totals = [_mm256_setzero_ps(); T];
+        for (total, [even, odd]) in totals.iter_mut().zip(products) {
+            *total = _mm256_add_ps(even, odd);
         }
+        totals
     }
 }

@@ -99,9 +99,10 @@ fn every_format_and_token_count_agrees_with_f64() {
 }
 
 #[test]
-fn plain_formats_take_any_number_of_columns() {
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for cols in [1, 2, 7, 8, 9, 31, 33, 63, 65, 769, 1000] {
+fn formats_without_blocks_take_any_number_of_columns() {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Int8, DType::Int4] {
+        let whole = |cols: &usize| dtype.row_bytes(*cols).is_some();
+        for cols in [1, 2, 7, 8, 9, 14, 31, 33, 62, 63, 65, 66, 769, 770, 1000].into_iter().filter(whole) {
             for tokens in [1, 2, 3, 4, 6, 17] {
                 check(dtype, tokens, 7, cols, true);
             }
