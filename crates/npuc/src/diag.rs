@@ -125,6 +125,8 @@ codes! {
     BadBundle "bad-bundle" Input,
     /// A file of a bundle is not the file that was written.
     HashMismatch "hash-mismatch" Input,
+    /// A recipe is malformed, has an unknown name or is about weights that are not there.
+    BadRecipe "bad-recipe" Usage,
     /// A reference file lacks what the comparison needs or does not match the model.
     BadReference "bad-reference" Input,
     /// A target file is malformed.

@@ -14,14 +14,14 @@ use crate::ir::{Def, Graph, Op, ValueId};
 use crate::target::Precision;
 
 mod bill;
-mod rule;
+pub(crate) mod rule;
 mod segment;
 
 #[cfg(test)]
 mod tests;
 
 pub use bill::{Bill, bill};
-pub use rule::{Bound, Condition, Measure, Rule};
+pub use rule::{Bound, Condition, Measure, Rule, parse_bytes};
 pub use segment::{Segment, segments};
 
 /// Who computes an operation.

@@ -137,6 +137,26 @@ impl Tensor {
         Some(self)
     }
 
+    /// The tensor with its rows as GGUF stores them: the same handle if they are interleaved in the file, a copy in memory
+    /// otherwise. `None` unless `heads` divides the rows into even parts.
+    pub fn to_interleaved_heads(&self, heads: usize) -> Option<Tensor> {
+        if self.interleaved_heads == Some(heads) {
+            return Some(Tensor { interleaved_heads: None, ..self.clone() });
+        }
+        let whole = self.materialized();
+        let stored = whole.stored_bytes();
+        let rows =
+            self.shape.first().copied().filter(|rows| heads > 0 && *rows > 0 && rows.is_multiple_of(2 * heads))?;
+        let (row_bytes, width) = (stored.len() / rows, rows / heads);
+        let mut bytes = Vec::with_capacity(stored.len());
+        for row in 0..rows {
+            let (head, i) = (row / width, row % width);
+            let from = head * width + i % 2 * (width / 2) + i / 2;
+            bytes.extend_from_slice(&stored[from * row_bytes..][..row_bytes]);
+        }
+        Tensor::in_memory(self.dtype, self.shape.clone(), bytes.into())
+    }
+
     /// Bytes of the whole tensor.
     pub fn byte_len(&self) -> usize {
         self.stored_bytes().len()
@@ -208,6 +228,18 @@ impl Tensor {
                 let storage = Storage::Memory { range: 0..bytes.len(), bytes: bytes.into() };
                 Tensor { dtype: self.dtype, shape: self.shape.clone(), storage, interleaved_heads: None }
             }
+        }
+    }
+
+    /// Gives the memory of bytes of a mapped file that were read back to the system; they are numbered within the tensor.
+    /// Rows that are in memory stay there.
+    pub fn release(&self, bytes: Range<usize>) {
+        if let Storage::File { file, range } = &self.storage {
+            // Whole pages only, so that a neighbour's are not dropped while it is read.
+            const PAGE: usize = 1 << 12;
+            let start = (range.start + bytes.start).next_multiple_of(PAGE);
+            let end = (range.start + bytes.end).min(range.end) / PAGE * PAGE;
+            file.map.release(start..end.max(start));
         }
     }
 

@@ -6,5 +6,5 @@ use crate::target::Checked;
 
 /// The graph of a step as it is.
 pub fn emit(shape: StepShape, graph: &Checked) -> Emitted {
-    Emitted { shape, graph: graph.graph().clone(), file: None }
+    Emitted { shape, graph: graph.graph().clone(), file: None, encodings: None }
 }

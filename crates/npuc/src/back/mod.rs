@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ir::{Graph, Op};
 use crate::model::StepShape;
+use crate::quant::Encodings;
 
+pub mod gguf;
 pub mod host;
 pub mod tflite;
 
@@ -47,4 +49,6 @@ pub struct Emitted {
     pub graph: Graph,
     /// The same in the form of the target's tools, with the path inside the bundle.
     pub file: Option<(String, TfliteFile)>,
+    /// What the file's whole numbers mean, so that the host computes in them too.
+    pub encodings: Option<Encodings>,
 }

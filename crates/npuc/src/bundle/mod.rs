@@ -18,14 +18,18 @@ use crate::front::config::ModelConfig;
 use crate::ir::{Graph, text, verify};
 use crate::model::{self, CacheProtocol, Role, StepShape};
 use crate::place;
+use crate::quant::Encodings;
 use crate::target::Mend;
 use crate::tensor::{DType, Shape, SourceFile, Tensor};
 
 pub mod staging;
+mod whole;
 pub mod write;
 
+pub use whole::{SCALES, held_as};
+
 /// The version of the manifest this program reads and writes.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// The weights' file name.
@@ -103,6 +107,9 @@ pub struct GraphRecord {
     /// The same graph in the form that the target's tools read; absent where the host computes it on the target too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emitted: Option<String>,
+    /// What the whole numbers of its values mean, as JSON; absent where they are real.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encodings: Option<String>,
 }
 
 /// A weight. Weights of equal content share their bytes.
@@ -111,7 +118,7 @@ pub struct GraphRecord {
 pub struct WeightRecord {
     /// The canonical name, or that of rows of one (see [`crate::tensor::rows_name`]).
     pub name: String,
-    /// The format's name.
+    /// The format's name. With `scales` it is one of whole numbers, row after row.
     pub dtype: String,
     /// The extents.
     pub shape: Vec<usize>,
@@ -121,6 +128,9 @@ pub struct WeightRecord {
     pub offset: u64,
     /// How many bytes.
     pub bytes: u64,
+    /// Where the scales of the rows begin in [`SCALES`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scales: Option<u64>,
 }
 
 /// What the runner needs to know about text besides the tokenizer and template files.
@@ -144,6 +154,8 @@ pub struct Bundle {
     pub manifest: Manifest,
     /// Its graphs, in the order of their records.
     pub graphs: Vec<Graph>,
+    /// What the whole numbers of each graph mean, in the order of the graphs.
+    pub encodings: Vec<Option<Encodings>>,
     /// Its weights by canonical name.
     pub weights: BTreeMap<String, Tensor>,
     /// The content of [`TOKENIZER`], if the model has one.
@@ -175,9 +187,11 @@ impl Bundle {
         let chat_template = read(CHAT_TEMPLATE)?.map(|bytes| utf8(&path.join(CHAT_TEMPLATE), bytes)).transpose()?;
         let weights = map_weights(path, &manifest)?;
         check_weights(&manifest, &weights).map_err(in_manifest)?;
+        let graphs = read_graphs(path, &manifest)?;
         Ok(Bundle {
             path: path.to_path_buf(),
-            graphs: read_graphs(path, &manifest)?,
+            encodings: read_encodings(path, &manifest, &graphs)?,
+            graphs,
             weights,
             tokenizer_json: read(TOKENIZER)?,
             chat_template,
@@ -295,7 +309,27 @@ fn read_graphs(dir: &Path, manifest: &Manifest) -> Result<Vec<Graph>> {
     manifest.graphs.iter().map(read).collect()
 }
 
+fn read_encodings(dir: &Path, manifest: &Manifest, graphs: &[Graph]) -> Result<Vec<Option<Encodings>>> {
+    let read = |(record, graph): (&GraphRecord, &Graph)| {
+        let Some(name) = &record.encodings else { return Ok(None) };
+        let path = dir.join(name);
+        check_listed(dir, manifest, name)?;
+        let encodings: Encodings = serde_json::from_slice(&read_file(&path)?)
+            .map_err(|e| Diagnostic::error(Code::BadBundle, format!("the encodings do not parse: {e}")).file(&path))?;
+        encodings.check(graph).map_err(|e| e.in_file(&path))?;
+        Ok(Some(encodings))
+    };
+    manifest.graphs.iter().zip(graphs).map(read).collect()
+}
+
 fn map_weights(dir: &Path, manifest: &Manifest) -> Result<BTreeMap<String, Tensor>> {
+    let scales = match manifest.weights.iter().any(|record| record.scales.is_some()) {
+        true => {
+            check_listed(dir, manifest, SCALES)?;
+            read_file(&dir.join(SCALES))?
+        }
+        false => Vec::new(),
+    };
     let mut files: BTreeMap<&str, Arc<SourceFile>> = BTreeMap::new();
     for record in &manifest.weights {
         if !files.contains_key(record.file.as_str()) {
@@ -306,6 +340,10 @@ fn map_weights(dir: &Path, manifest: &Manifest) -> Result<BTreeMap<String, Tenso
     let weight = |record: &WeightRecord| {
         let file = &files[record.file.as_str()];
         let fault = |message: &str| Diagnostic::error(Code::BadBundle, message).file(&file.path).subject(&record.name);
+        if record.scales.is_some() {
+            let tensor = whole::read(record, file.bytes(), &scales).map_err(|e| e.in_file(&file.path))?;
+            return Ok((record.name.clone(), tensor));
+        }
         let dtype =
             DType::from_name(&record.dtype).ok_or_else(|| fault("unknown number format").have(&record.dtype))?;
         let range = usize::try_from(record.offset).ok().zip(usize::try_from(record.bytes).ok());
@@ -315,7 +353,7 @@ fn map_weights(dir: &Path, manifest: &Manifest) -> Result<BTreeMap<String, Tenso
         let tensor = tensor.ok_or_else(|| fault("the weight does not lie in its file with the size of its shape"))?;
         Ok((record.name.clone(), tensor))
     };
-    manifest.weights.iter().map(weight).collect()
+    manifest.weights.par_iter().map(weight).collect()
 }
 
 /// The weights that the model calls for, in the shapes it calls for: the embedding table, and all where the host

@@ -9,7 +9,8 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use sha2::{Digest, Sha256};
 
 use super::{FileRecord, MANIFEST, hex, is_bundle, read_manifest};
-use crate::diag::{Code, Diagnostic, Result};
+use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::quant::stream::Fault;
 
 /// A folder that becomes the bundle at `dir` or disappears.
 pub(crate) struct Staging {
@@ -275,23 +276,39 @@ fn sync_folders(path: &Path) -> io::Result<()> {
 ///
 /// Errors: a file that cannot be written; nothing is left then.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let written = || -> io::Result<()> {
-        let target = if path.is_symlink() { fs::canonicalize(path)? } else { path.to_path_buf() };
-        if target.exists() && !target.is_file() {
-            return File::options().write(true).open(&target)?.write_all(bytes);
-        }
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = target.with_file_name(format!(".{name}.{}.tmp-npuc", std::process::id()));
-        let put = || -> io::Result<()> {
-            let mut file = File::create(&temporary)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&temporary, &target)
-        };
-        put().inspect_err(|_| {
-            // The error that matters is the first one.
-            let _ = fs::remove_file(&temporary);
-        })
+    stream_file(path, bytes.len() as u64, |out| out.write_all(bytes).map_err(Fault::Output))
+}
+
+/// [`write_file`] for `need_bytes` that `put` writes piece by piece.
+///
+/// Errors: those of `put`; a place that cannot be written or has too little space, the latter before anything is written.
+pub fn stream_file(path: &Path, need_bytes: u64, put: impl FnOnce(&mut dyn Write) -> Result<(), Fault>) -> Result<()> {
+    let refused = |error: &io::Error| Error::from(refusal(path, error).need(format!("{need_bytes} bytes")));
+    let told = |fault: Fault| match fault {
+        Fault::Weight(error) => error,
+        Fault::Output(error) => refused(&error),
     };
-    written().map_err(|error| refusal(path, &error).need(format!("{} bytes", bytes.len())).into())
+    let target = if path.is_symlink() { fs::canonicalize(path).map_err(|e| refused(&e))? } else { path.to_path_buf() };
+    if target.exists() && !target.is_file() {
+        let mut out = File::options().write(true).open(&target).map_err(|e| refused(&e))?;
+        return put(&mut out).map_err(told);
+    }
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = target.with_file_name(format!(".{name}.{}.tmp-npuc", std::process::id()));
+    let written = || -> Result<(), Fault> {
+        let file = File::create(&temporary).map_err(Fault::Output)?;
+        let free = rustix::fs::fstatvfs(&file).ok().map(|stat| stat.f_bavail * stat.f_frsize);
+        if free.is_some_and(|free| free < need_bytes) {
+            return Err(Fault::Output(io::ErrorKind::StorageFull.into()));
+        }
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        put(&mut out)?;
+        let finished = out.flush().and_then(|()| out.get_ref().sync_all());
+        finished.and_then(|()| fs::rename(&temporary, &target)).map_err(Fault::Output)
+    };
+    written().map_err(|fault| {
+        // The error that matters is the first one.
+        let _ = fs::remove_file(&temporary);
+        told(fault)
+    })
 }

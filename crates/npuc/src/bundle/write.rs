@@ -8,13 +8,14 @@ use sha2::{Digest, Sha256};
 
 use super::staging::Staging;
 use super::{
-    CHAT_TEMPLATE, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord, GraphRecord, MANIFEST, Manifest, SCHEMA,
-    TOKENIZER, TextRecord, WEIGHTS, WeightRecord, digest, hex,
+    CHAT_TEMPLATE, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord, GraphRecord, MANIFEST, Manifest, SCALES,
+    SCHEMA, TOKENIZER, TextRecord, WEIGHTS, WeightRecord, digest, hex,
 };
-use crate::back::tflite::write_f32;
+use crate::back::tflite::{StoredForm, write_f32};
 use crate::back::{BackEnd, Emitted};
 use crate::diag::Result;
 use crate::front::Checkpoint;
+use crate::model::llama;
 use crate::place;
 use crate::quant;
 use crate::target::{Mend, Target};
@@ -145,7 +146,13 @@ pub fn write(
         let (in_weights, file) = write_weights(&staging, &contents.weights, &mut tell)?;
         stored_bytes += file.bytes;
         files.push(file);
-        stored.extend(in_weights.into_iter().map(|record| (record.name.clone(), record)));
+        for mut record in in_weights {
+            // A tied head is in a file of the target in fewer bits; the table beside it is what the runner embeds with.
+            if record.name == llama::EMBEDDING && stored.contains_key(&record.name) {
+                record.name = EMBEDDING_TABLE.into();
+            }
+            stored.insert(record.name.clone(), record);
+        }
     }
     for (name, bytes) in texts {
         files.extend(bytes.map(|bytes| staging.write(name, &bytes)).transpose()?);
@@ -184,19 +191,36 @@ fn write_graphs(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<GraphRecord>> {
     let mut records = Vec::with_capacity(graphs.len());
-    for Emitted { shape, graph, file } in graphs {
+    let mut scales: Vec<u8> = Vec::new();
+    for Emitted { shape, graph, file, encodings } in graphs {
         let ir = format!("graphs/{}.ir", graph.name);
         files.push(staging.write(&ir, graph.to_string().as_bytes())?);
+        let mut encodings_path = None;
+        if let Some(encodings) = encodings {
+            let path = format!("graphs/{}.encodings.json", graph.name);
+            let json = serde_json::to_vec(&encodings).expect("encodings have only text keys and plain values");
+            files.push(staging.write(&path, &json)?);
+            encodings_path = Some(path);
+        }
         let mut emitted = None;
         if let Some((path, file)) = file {
             files.push(staging.stream(&path, |out| file.write_to(out))?);
             for weight in file.weights() {
-                stored.entry(weight.name.clone()).or_insert_with(|| weight.record(&path));
+                stored.entry(weight.name.clone()).or_insert_with(|| {
+                    let record = weight.record(&path, scales.len() as u64);
+                    if let StoredForm::Whole(_, of_rows) = &weight.form {
+                        scales.extend(of_rows.iter().flat_map(|scale| scale.to_le_bytes()));
+                    }
+                    record
+                });
             }
             progress(file.len_bytes());
             emitted = Some(path);
         }
-        records.push(GraphRecord { shape, ir, emitted });
+        records.push(GraphRecord { shape, ir, emitted, encodings: encodings_path });
+    }
+    if !scales.is_empty() {
+        files.push(staging.write(SCALES, &scales)?);
     }
     Ok(records)
 }
@@ -217,7 +241,7 @@ fn write_extra(
         ExtraContent::Table(name, tensor) => {
             let file = staging.stream(&path, |out| write_f32(&tensor, out))?;
             let (dtype, shape) = (DType::F32.name().into(), tensor.shape.to_vec());
-            let record = WeightRecord { name, dtype, shape, file: path, offset: 0, bytes: file.bytes };
+            let record = WeightRecord { name, dtype, shape, file: path, offset: 0, bytes: file.bytes, scales: None };
             let table = WeightRecord { name: EMBEDDING_TABLE.into(), ..record.clone() };
             stored.entry(record.name.clone()).or_insert(record);
             stored.insert(table.name.clone(), table);
@@ -264,7 +288,8 @@ fn write_weights(
             stored.insert(digest, offset);
             let (dtype, shape) = (tensor.dtype.name().into(), tensor.shape.to_vec());
             let bytes = bytes.len() as u64;
-            records.push(WeightRecord { name: (*name).into(), dtype, shape, file: WEIGHTS.into(), offset, bytes });
+            let (name, file) = ((*name).into(), WEIGHTS.into());
+            records.push(WeightRecord { name, dtype, shape, file, offset, bytes, scales: None });
             progress(bytes);
         }
         Ok(())

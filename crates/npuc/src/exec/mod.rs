@@ -1,6 +1,7 @@
-//! Host execution of any graph, in f32 over weights as they are stored: the reference of everything else.
+//! Host execution of any graph, in f32 over weights as they are stored: the reference of everything else. With encodings
+//! it computes in whole numbers as a target does.
 //!
-//! All buffers are made when an [`Executor`] is; a run allocates nothing. Threads are those of the
+//! All buffers are made when an [`Executor`] is; a run in f32 allocates nothing. Threads are those of the
 //! caller's rayon pool, and their number does not change a result.
 
 use std::collections::BTreeMap;
@@ -9,10 +10,13 @@ use npuc_kernels::dequant::dequantize_row;
 
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::ir::{Def, Graph, Op, Type, ValueId, verify};
+use crate::quant::Encodings;
 use crate::tensor::{DType, Shape, Tensor, weight};
 
+use integer::Integer;
 use place::{Placement, place};
 
+mod integer;
 mod ops;
 mod place;
 
@@ -27,6 +31,8 @@ enum Place {
     Const(usize),
     /// A weight that a kernel reads as stored.
     Stored(usize),
+    /// Numbers that were rounded for this operand.
+    Rounded(usize),
 }
 
 /// An operand of a step.
@@ -60,6 +66,9 @@ pub struct Executor {
     /// The values of the input ports, and of the first steps; later steps copy what leaves.
     entering: Vec<ValueId>,
     computed: Vec<ValueId>,
+    /// What makes whole numbers of it, and the buffers that this needs.
+    integer: Option<Box<Integer>>,
+    rounded: Vec<Vec<f32>>,
 }
 
 impl Executor {
@@ -81,7 +90,31 @@ impl Executor {
             kept,
             entering: graph.ids().filter(|&id| graph.value(id).def == Def::Input).collect(),
             computed: graph.ids().filter(|&id| has_step(&graph.value(id).def)).collect(),
+            integer: None,
+            rounded: Vec::new(),
         })
+    }
+
+    /// Prepares `graph` to be computed in the whole numbers of its encodings: projections and matrix products exactly and
+    /// rounded once, everything else in f32 over the numbers that whole ones mean, and rounded. Ports are in f32 outside.
+    /// A run allocates.
+    ///
+    /// Errors: as [`Executor::new`]; encodings of another graph; attention as a whole; weights that are not finite.
+    pub fn with_encodings(
+        graph: &Graph,
+        weights: &BTreeMap<String, Tensor>,
+        encodings: &Encodings,
+        keep: &[ValueId],
+    ) -> Result<Executor> {
+        let mut executor = Executor::new(graph, weights, keep)?;
+        executor.integer = Some(Box::new(integer::prepare(&mut executor, graph, weights, encodings)?));
+        Ok(executor)
+    }
+
+    /// How many numbers of each value were beyond its encoding by more than a step in all runs so far, where any were. The mask and
+    /// its sums are not counted.
+    pub fn saturated(&self) -> Vec<(ValueId, u64)> {
+        self.integer.iter().flat_map(|integer| integer.saturated()).collect()
     }
 
     /// Names and element counts of the input ports, in order.
@@ -110,33 +143,46 @@ impl Executor {
     /// As [`Executor::run`].
     pub fn run_observed(&mut self, inputs: &[&[Vec<f32>]], observe: &mut dyn FnMut(ValueId, &[f32])) {
         for ((port, (name, len)), &value) in self.inputs.iter().enumerate().zip(&self.entering) {
-            assert_eq!(input(inputs, port).len(), *len, "elements of the port `{name}`");
-            observe(value, input(inputs, port));
+            let given = input(inputs, port);
+            assert_eq!(given.len(), *len, "elements of the port `{name}`");
+            let read = self.integer.as_mut().and_then(|integer| integer.enter(port, given, &mut self.rounded));
+            observe(value, read.map_or(given, |buffer| &self.rounded[buffer]));
         }
         let mut computed = self.computed.iter();
-        for step in &self.steps {
-            let mut out = std::mem::take(&mut self.slots[step.slot]);
+        for (number, step) in self.steps.iter().enumerate() {
+            let mut slot = std::mem::take(&mut self.slots[step.slot]);
+            let out = &mut slot[..elements(&step.shape)];
             let read = |operand: &'_ Operand| match &operand.place {
                 Place::Input(port) => input(inputs, *port),
                 Place::Slot(slot) => &self.slots[*slot][..elements(&operand.shape)],
                 Place::Const(index) => &self.consts[*index],
+                Place::Rounded(index) => &self.rounded[*index],
                 Place::Stored(_) => unreachable!("only projections take stored weights, and read them as such"),
             };
-            ops::compute(step, read, &self.stored, &mut out[..elements(&step.shape)]);
-            if let Some(&value) = computed.next() {
-                observe(value, &out[..elements(&step.shape)]);
+            match &mut self.integer {
+                None => ops::compute(step, read, &self.stored, out),
+                Some(integer) => {
+                    integer.compute(number, step, read, &self.stored, out);
+                    integer.twins(number, out, &mut self.rounded);
+                }
             }
-            self.slots[step.slot] = out;
+            if let Some(&value) = computed.next() {
+                observe(value, out);
+            }
+            self.slots[step.slot] = slot;
         }
     }
 
     /// The elements of an output port after a run, by port order.
     pub fn output(&self, port: usize) -> &[f32] {
         let (_, slot, len) = self.outputs[port];
-        &self.slots[slot][..len]
+        match self.integer.as_ref().and_then(|integer| integer.output(port)) {
+            Some(buffer) => &self.rounded[buffer],
+            None => &self.slots[slot][..len],
+        }
     }
 
-    /// The elements of a kept value after a run; `None` if it was not kept.
+    /// The elements of a kept value after a run, as they are computed; `None` if it was not kept.
     pub fn kept(&self, value: ValueId) -> Option<&[f32]> {
         self.kept.get(&value).map(|&(slot, len)| &self.slots[slot][..len])
     }

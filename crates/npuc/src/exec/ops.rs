@@ -62,7 +62,7 @@ fn project<'a>(step: &'a Step, read: &impl Fn(&'a Operand) -> &'a [f32], stored:
     let (rows, cols) = (weight.shape[0], weight.shape[1]);
     let (dtype, bytes) = match &weight.place {
         Place::Stored(index) => (stored[*index].dtype, stored[*index].bytes()),
-        Place::Input(_) | Place::Slot(_) | Place::Const(_) => {
+        Place::Input(_) | Place::Slot(_) | Place::Const(_) | Place::Rounded(_) => {
             (DType::F32, Cow::Borrowed(bytemuck::cast_slice(read(weight))))
         }
     };

@@ -193,7 +193,7 @@ impl Placer<'_> {
         let shape = Shape(operand.shape.to_vec());
         match operand.place {
             Place::Slot(slot) => slot,
-            Place::Input(_) | Place::Const(_) => {
+            Place::Input(_) | Place::Const(_) | Place::Rounded(_) => {
                 let slot = self.new_slot(elements(&shape));
                 let op = Op::Reshape { shape: shape.to_vec() };
                 self.steps.push(Step { op, args: vec![operand], slot, shape });

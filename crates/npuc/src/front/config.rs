@@ -13,6 +13,22 @@ pub enum ModelConfig {
     Llama(LlamaConfig),
 }
 
+impl ModelConfig {
+    /// The number of token ids.
+    pub const fn vocab(&self) -> usize {
+        match self {
+            ModelConfig::Llama(config) => config.vocab,
+        }
+    }
+
+    /// Whether the head is the embedding table.
+    pub const fn tied(&self) -> bool {
+        match self {
+            ModelConfig::Llama(config) => config.tied,
+        }
+    }
+}
+
 /// Which member of the Llama family; they differ in what their layers hold, which the other fields say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

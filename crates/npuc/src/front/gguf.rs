@@ -27,6 +27,8 @@ pub struct Gguf {
     pub version: u32,
     /// The metadata by key.
     pub metadata: BTreeMap<String, Value>,
+    /// The bytes of every key with its value, in the order of the file.
+    pub entries: Vec<(String, Range<usize>)>,
     /// The tensors, in the order of the file.
     pub tensors: Vec<StoredTensor>,
 }
@@ -117,11 +119,11 @@ pub fn parse(file: &[u8]) -> Result<Gguf> {
                 .into());
         }
     }
-    let metadata = metadata(&mut reader, key_count)?;
+    let (metadata, entries) = metadata(&mut reader, key_count)?;
     let alignment = alignment(&metadata)?;
     let listed = listing(&mut reader, tensor_count)?;
     let tensors = place(listed, reader.at(), alignment, file.len())?;
-    Ok(Gguf { version, metadata, tensors })
+    Ok(Gguf { version, metadata, entries, tensors })
 }
 
 fn version(reader: &mut Reader) -> Result<u32> {
@@ -145,19 +147,23 @@ fn version(reader: &mut Reader) -> Result<u32> {
     Err(fault.need("version 2 or 3, little endian").help("convert the model again with a current converter").into())
 }
 
-fn metadata(reader: &mut Reader, count: u64) -> Result<BTreeMap<String, Value>> {
-    let mut metadata = BTreeMap::new();
+type Entries = Vec<(String, Range<usize>)>;
+
+fn metadata(reader: &mut Reader, count: u64) -> Result<(BTreeMap<String, Value>, Entries)> {
+    let (mut metadata, mut entries) = (BTreeMap::new(), Vec::new());
     for i in 0..count {
         reader.enter(format!("metadata key {} of {count}", i + 1));
+        let start = reader.at();
         let key = reader.string()?;
         reader.enter(key.clone());
         let kind = reader.u32()?;
         let value = reader.value(kind)?;
+        entries.push((key.clone(), start..reader.at()));
         if metadata.insert(key, value).is_some() {
             return Err(reader.fault(Code::DuplicateName, "a metadata key is given twice").into());
         }
     }
-    Ok(metadata)
+    Ok((metadata, entries))
 }
 
 fn alignment(metadata: &BTreeMap<String, Value>) -> Result<usize> {

@@ -22,7 +22,7 @@ mod layout;
 mod open;
 pub mod safetensors;
 mod vocab_gguf;
-mod weights;
+pub(crate) mod weights;
 
 pub use config::ModelConfig;
 pub use finite::non_finite;

@@ -252,7 +252,7 @@ fn canonical(source: Source, stored: &str) -> Option<String> {
 }
 
 /// The name that the form of file gives a canonical name.
-pub(super) fn stored_name(source: Source, canonical: &str) -> String {
+pub(crate) fn stored_name(source: Source, canonical: &str) -> String {
     match source {
         Source::HuggingFace if canonical == HEAD => canonical.to_owned(),
         Source::HuggingFace => format!("model.{canonical}"),

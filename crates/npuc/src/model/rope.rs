@@ -32,6 +32,20 @@ pub fn frequencies(rope: &Rope, head_dim: usize) -> Vec<f32> {
     }
 }
 
+/// What each plain frequency is divided by, `[head_dim / 2]`, as GGUF's `rope_freqs.weight` holds it; `None` where a file
+/// says the scaling in its metadata.
+pub fn factors(rope: &Rope, head_dim: usize) -> Option<Vec<f32>> {
+    match &rope.scaling {
+        RopeScaling::None | RopeScaling::Linear { .. } => None,
+        RopeScaling::Factors { factors } => Some(factors.clone()),
+        RopeScaling::Llama3 { .. } => {
+            let plain = Rope { scaling: RopeScaling::None, ..rope.clone() };
+            let plain = frequencies(&plain, head_dim).into_iter();
+            Some(plain.zip(frequencies(rope, head_dim)).map(|(plain, scaled)| plain / scaled).collect())
+        }
+    }
+}
+
 /// The angle of a pair for a token at `position`, in radians.
 pub fn angle(position: usize, frequency: f32) -> f32 {
     position as f32 * frequency

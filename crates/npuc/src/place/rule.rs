@@ -137,7 +137,7 @@ fn layer(path: &str) -> Option<usize> {
 }
 
 /// Whether the whole of `text` is what `pattern` describes.
-fn matches(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
     // The last star and the first character that it does not stand for yet.
@@ -264,6 +264,18 @@ fn range(text: &str) -> Option<Range<usize>> {
         }
     };
     (start < end).then_some(start..end)
+}
+
+/// A size as a flag has it.
+///
+/// Errors: [`Code::BadArgument`].
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    bytes(text).filter(|&bytes| bytes > 0).ok_or_else(|| {
+        Diagnostic::error(Code::BadArgument, "a size is malformed")
+            .need("a whole number in B, KB, MB, GB, KiB, MiB, GiB or without a unit, e.g. 4GiB")
+            .have(text)
+            .into()
+    })
 }
 
 fn bytes(text: &str) -> Option<u64> {

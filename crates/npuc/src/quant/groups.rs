@@ -31,7 +31,7 @@ impl Groups {
 }
 
 /// The sets of values that hold the same numbers in another order: an operation that only moves numbers and its
-/// operands, and the state of a layer before and after a step. What is computed in float moves nothing.
+/// operands, and the state of a layer before and after a step or beside its new rows. What is computed in float moves nothing.
 pub(super) fn groups(graph: &Graph, float: &[bool]) -> Groups {
     let mut groups = Groups::new(graph.values.len());
     for (index, value) in graph.values.iter().enumerate() {
@@ -49,7 +49,7 @@ pub(super) fn groups(graph: &Graph, float: &[bool]) -> Groups {
         head.for_each(|part| groups.unite(first, part));
     }
     for output in &graph.outputs {
-        let Ok(Port::Next(kind, layer)) = output.name.parse() else { continue };
+        let Ok(Port::Next(kind, layer) | Port::New(kind, layer)) = output.name.parse() else { continue };
         let past = Port::Past(kind, layer).to_string();
         let input = graph.values.iter().position(|value| value.def == Def::Input && value.name == past);
         if let Some(input) = input {
@@ -73,7 +73,7 @@ pub(super) fn masked(graph: &Graph) -> Vec<bool> {
 }
 
 /// For each value, whether it is computed in float: exponentials, what lies on the path of a reciprocal root, which is an
-/// RMS normalisation, and sums that such a normalisation reads, which are the residual stream.
+/// RMS normalisation as a whole one is, and sums that such a normalisation reads, which are the residual stream.
 ///
 /// In int16 LiteRT reads both functions from a table of 512 straight pieces over the whole range of the operand. The mean
 /// squares of a real model lie in the first few pieces, where a reciprocal root is steepest, and the last piece of an
@@ -88,7 +88,11 @@ pub(super) fn float(graph: &Graph, ranges: &Ranges) -> Vec<bool> {
     };
     let of_root = |value: &&Value| op(value) == Some(Op::Rsqrt {});
     let norms: BTreeSet<&str> = graph.values.iter().filter(of_root).map(|value| value.name.as_str()).collect();
-    let in_norm = |value: &Value| op(value).is_some() && norms.contains(value.name.as_str());
+    let in_norm = |value: &Value| match op(value) {
+        Some(Op::RmsNorm { .. }) => true,
+        Some(_) => norms.contains(value.name.as_str()),
+        None => false,
+    };
     let mut float: Vec<bool> =
         graph.values.iter().map(|value| in_norm(value) || op(value) == Some(Op::Exp {})).collect();
     for value in graph.values.iter().filter(|value| in_norm(value)) {

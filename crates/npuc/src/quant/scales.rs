@@ -129,7 +129,7 @@ impl Known<'_> {
     }
 }
 
-fn unknown(key: &str) -> Error {
+pub(super) fn unknown(key: &str) -> Error {
     Diagnostic::error(Code::BadRange, "the range of a value is not known")
         .subject(key)
         .need("a range of every value, from the same model cut into the same parts")
@@ -161,8 +161,8 @@ fn scale_of(subject: &str, range: f32) -> Result<f32> {
 
 /// Scales are multiplied with each other and divided; products and quotients of scales within these bounds are well
 /// inside f32.
-const SMALLEST_SCALE: f32 = 1e-15;
-const LARGEST_SCALE: f32 = 1e15;
+pub(super) const SMALLEST_SCALE: f32 = 1e-15;
+pub(super) const LARGEST_SCALE: f32 = 1e15;
 
 /// Adds the scales of the mask and of the sums with it.
 fn mask_scales(graph: &Graph, groups: &Groups, masked: &[bool], of_root: &mut BTreeMap<usize, f32>) -> Result<()> {

@@ -1,15 +1,17 @@
 //! Ranges of real graphs in all step shapes, scales by hand, and rounding against its definition.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::*;
 use crate::back::tflite::chunks;
 use crate::build::weight_types;
+use crate::diag::Code;
 use crate::exec::{Executor, to_f32};
 use crate::fit::Request;
 use crate::front::{self, Checkpoint};
-use crate::ir::GraphBuilder;
+use crate::ir::{GraphBuilder, ValueId};
 use crate::model::{CacheProtocol, Chunks, StepShape, layers};
 use crate::target::host;
 use crate::tensor::{DType, Shape, Tensor};

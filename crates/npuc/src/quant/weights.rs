@@ -28,6 +28,15 @@ impl WeightFormat {
     /// Every format.
     pub const ALL: [WeightFormat; 3] = [WeightFormat::Int16, WeightFormat::Int8, WeightFormat::Int4];
 
+    /// The name in manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WeightFormat::Int16 => "int16",
+            WeightFormat::Int8 => "int8",
+            WeightFormat::Int4 => "int4",
+        }
+    }
+
     /// Bits of a number.
     pub const fn bits(self) -> u32 {
         match self {

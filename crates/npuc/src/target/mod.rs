@@ -261,6 +261,11 @@ impl Chip {
         units.into_iter().find_map(|unit| by_unit(&unit).map(|name| (unit, name.0.as_str())))
     }
 
+    /// Whether npuc itself executes what is built.
+    pub fn is_host(&self) -> bool {
+        self.back_end == Some(BackEnd::Host)
+    }
+
     /// The rules of placement that hold unless the user says otherwise.
     pub fn placement(&self) -> Vec<place::Rule> {
         self.places.iter().map(|place| place.rule.clone()).collect()

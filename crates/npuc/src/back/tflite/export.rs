@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 
-use super::{PASSES, PortScale, Storage, contract, emit, ncc};
+use super::{PASSES, PortScale, Storage, TfliteFile, contract, emit, ncc};
 use crate::back::{BackEnd, Emitted};
 use crate::build::weight_types;
 use crate::bundle::write::{ExtraContent, ExtraFile};
@@ -18,7 +18,7 @@ use crate::ir::{Def, Graph, Type, Value};
 use crate::model::{self, Part, Port, StepShape, llama};
 use crate::pass::{self, Pass};
 use crate::place::{self, Side};
-use crate::quant;
+use crate::quant::{self, Encodings, WeightFormat};
 use crate::target::{self, Mend, Target};
 use crate::tensor::{DType, Tensor};
 
@@ -133,13 +133,13 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
             let graph = for_the_host(graph, &npu, storage);
             let own = weight_names(&graph).filter(|name| *name != llama::EMBEDDING && !npu.contains(*name));
             host_weights.extend(own.map(str::to_owned));
-            graphs.push(Emitted { shape, graph, file: None });
+            graphs.push(Emitted { shape, graph, file: None, encodings: None });
             continue;
         };
         let checked = target::check(graph, &request.target, &request.question)?;
         let file = emit(&checked, &checkpoint.tensors, storage)?;
-        let graph = stored_as(checked.graph(), storage);
-        graphs.push(Emitted { shape, graph, file: Some((format!("{stem}.tflite"), file)) });
+        let (graph, encodings) = hosted(checked.graph(), &file, storage, checkpoint, &mut host_weights)?;
+        graphs.push(Emitted { shape, graph, file: Some((format!("{stem}.tflite"), file)), encodings });
         stems.entry(shape).or_default().push(stem);
     }
     check_boundaries(&graphs)?;
@@ -329,11 +329,47 @@ fn stored_as(graph: &Graph, storage: Storage<'_>) -> Graph {
         match (def, storage) {
             (Def::Weight, Storage::F16) if ty.shape.len() > 1 => ty.dtype = DType::F16,
             (Def::Weight, Storage::F16 | Storage::F32) => ty.dtype = DType::F32,
-            // Whole numbers are no format that the host reads.
+            // The files know best, see `held_as`.
             (Def::Weight, Storage::Integer { .. }) | (Def::Input | Def::Op { .. }, _) => {}
         }
     }
     graph
+}
+
+/// An emitted graph as the host computes it over the weights in its file, and what whole numbers mean. The names of weights that
+/// it does not read there are added to `host_weights`.
+fn hosted(
+    graph: &Graph,
+    file: &TfliteFile,
+    storage: Storage<'_>,
+    checkpoint: &Checkpoint,
+    host_weights: &mut BTreeSet<String>,
+) -> Result<(Graph, Option<Encodings>)> {
+    match storage {
+        Storage::F32 | Storage::F16 => Ok((stored_as(graph, storage), None)),
+        Storage::Integer { weights, ranges } => {
+            let scales = quant::scales(graph, ranges, &checkpoint.tensors)?;
+            let (held, others) = held_as(graph, file);
+            host_weights.extend(others);
+            // What was int16 is f32 on the host, and rounded again.
+            let rounded = (weights == WeightFormat::Int16).then_some(weights);
+            Ok((held, Some(quant::tflite(graph, &scales, weights).with_matrices(rounded))))
+        }
+    }
+}
+
+/// The graph over its weights as the host reads those of a file in whole numbers, and the names of the weights that it does
+/// not read from there: biases, which are in steps there, and operands of plain arithmetic.
+fn held_as(graph: &Graph, file: &TfliteFile) -> (Graph, Vec<String>) {
+    let mut graph = graph.clone();
+    let mut others = Vec::new();
+    for Value { name, ty, .. } in graph.values.iter_mut().filter(|value| value.def == Def::Weight) {
+        match file.weights().iter().find(|weight| weight.name == *name) {
+            Some(weight) => ty.dtype = weight.held_as(),
+            None => others.push(name.clone()),
+        }
+    }
+    (graph, others)
 }
 
 /// The shape of prompts and that of single tokens, which may be the same.

@@ -27,7 +27,7 @@ mod tests;
 
 pub use export::{Chunk, EMBEDDING_FILE, EMBEDDING_FILE_INT16, Export, Exported, chunks, export, runtime_shapes};
 pub use ports::{HIDDEN_MASK, contract};
-pub use write::{FILE_LIMIT_BYTES, PortScale, StoredWeight, TfliteFile, write_f32};
+pub use write::{FILE_LIMIT_BYTES, PortScale, StoredForm, StoredWeight, TfliteFile, write_f32};
 
 /// The passes that leave only operations with a TFLite form. Softmax stays whole.
 pub const PASSES: &[Pass] =

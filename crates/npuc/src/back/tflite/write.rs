@@ -14,7 +14,7 @@ use half::f16;
 use npuc_kernels::dequant::dequantize_row;
 
 use super::schema::{self, Builtin, Table, TensorInfo, TensorType};
-use crate::bundle::WeightRecord;
+use crate::bundle::{WeightRecord, held_as};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::quant::{self, INT16_MAX, WeightFormat};
 use crate::tensor::{DType, Tensor};
@@ -123,13 +123,22 @@ fn each_row(tensor: &Tensor, mut each: impl FnMut(&[f32]) -> io::Result<()>) -> 
     Ok(())
 }
 
+/// How the numbers of a stored weight are read.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StoredForm {
+    /// As they are.
+    Real(DType),
+    /// Whole numbers, row after row, with a scale for each row.
+    Whole(WeightFormat, Arc<[f32]>),
+}
+
 /// A weight inside a TFLite file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StoredWeight {
     /// The name of its tensor.
     pub name: String,
     /// How its numbers are stored.
-    pub dtype: DType,
+    pub form: StoredForm,
     /// Its extents.
     pub shape: Vec<usize>,
     /// Where its bytes begin in the file.
@@ -139,10 +148,22 @@ pub struct StoredWeight {
 }
 
 impl StoredWeight {
-    /// The same for a bundle with the file at `path`.
-    pub fn record(&self, path: &str) -> WeightRecord {
-        let StoredWeight { name, dtype, shape, offset, bytes } = self.clone();
-        WeightRecord { name, dtype: dtype.name().into(), shape, file: path.into(), offset, bytes }
+    /// The same for a bundle with the file at `path`, where the scales of a row begin at `scales` in their file.
+    pub fn record(&self, path: &str, scales: u64) -> WeightRecord {
+        let StoredWeight { name, form, shape, offset, bytes } = self.clone();
+        let (dtype, scales) = match form {
+            StoredForm::Real(dtype) => (dtype.name(), None),
+            StoredForm::Whole(format, _) => (format.name(), Some(scales)),
+        };
+        WeightRecord { name, dtype: dtype.into(), shape, file: path.into(), offset, bytes, scales }
+    }
+
+    /// The format in which the host reads it.
+    pub fn held_as(&self) -> DType {
+        match &self.form {
+            StoredForm::Real(dtype) => *dtype,
+            StoredForm::Whole(format, _) => held_as(*format, self.shape.last().copied().unwrap_or(1)),
+        }
     }
 }
 
@@ -396,13 +417,17 @@ impl Writer {
     fn stored_weights(&self, starts: &[u64]) -> Vec<StoredWeight> {
         let stored = |TensorInfo { name, buffer, .. }: &TensorInfo| {
             let place = (*buffer as usize).checked_sub(1)?;
-            let (dtype, tensor) = match &self.data[place] {
-                Data::Bytes(_) | Data::Whole { .. } => return None,
-                Data::Single(tensor) => (DType::F32, tensor),
-                Data::Half(tensor) => (DType::F16, tensor),
+            let (form, tensor) = match &self.data[place] {
+                Data::Bytes(_) => return None,
+                Data::Single(tensor) => (StoredForm::Real(DType::F32), tensor),
+                Data::Half(tensor) => (StoredForm::Real(DType::F16), tensor),
+                Data::Whole { tensor, format, scales } => {
+                    let by_rows = tensor.shape.len() == 2 && tensor.shape[0] == scales.len();
+                    (by_rows.then(|| StoredForm::Whole(*format, Arc::clone(scales)))?, tensor)
+                }
             };
             let (shape, bytes) = (tensor.shape.to_vec(), self.data[place].len_bytes()?);
-            Some(StoredWeight { name: name.clone(), dtype, shape, offset: starts[place], bytes })
+            Some(StoredWeight { name: name.clone(), form, shape, offset: starts[place], bytes })
         };
         self.tensors.iter().filter_map(stored).collect()
     }

@@ -1,0 +1,255 @@
+//! What a recipe means for a checkpoint: the format of every weight, whether it may have it, and how many bytes that makes.
+
+use crate::back::BackEnd;
+use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::front::{Checkpoint, ModelConfig};
+use crate::model::{self, Role, WeightSpec, llama};
+use crate::target::{Number, Target, WeightFormat};
+use crate::tensor::{DType, Shape, byte_len};
+
+use super::fold::{Fold, Folds};
+use super::recipe::{Activation, Recipe};
+
+/// Where quantised weights go, which decides what formats there may be.
+#[derive(Clone, Debug)]
+pub enum Destination {
+    /// A chip, or the host.
+    Target(Target),
+    /// A GGUF file.
+    Gguf,
+}
+
+/// The weights of a quantised model.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The model; a tied head that gets a format of its own is no longer tied.
+    pub config: ModelConfig,
+    /// Every weight, in the order of the computation.
+    pub weights: Vec<Planned>,
+    /// What was replaced, and the bytes that a copy of the head costs.
+    pub notes: Vec<Diagnostic>,
+}
+
+/// A weight and what becomes of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The canonical name.
+    pub name: String,
+    /// The canonical name of the weight that it is made of: its own but for the copy of a tied head.
+    pub source: String,
+    /// What it is for.
+    pub role: Role,
+    /// The extents; projections are `[out, in]`.
+    pub shape: Shape,
+    /// How it is stored.
+    pub from: DType,
+    /// How it will be stored.
+    pub to: DType,
+}
+
+impl Planned {
+    /// Whether the stored bytes stay as they are.
+    pub fn passes_through(&self) -> bool {
+        self.from == self.to
+    }
+
+    /// The bytes of the quantised weight.
+    pub fn bytes(&self) -> u64 {
+        byte_len(self.to, &self.shape).unwrap_or(usize::MAX) as u64
+    }
+}
+
+impl Plan {
+    /// What `recipe` makes of a checkpoint.
+    ///
+    /// What a destination cannot take is replaced by its nearest format with at least as many bits, which is told in
+    /// [`Plan::notes`]; with `strict` it is an error.
+    ///
+    /// Errors: [`Code::BadRecipe`] for lines about no weight; [`Code::GroupSize`] and [`Code::UnsupportedFormat`] for
+    /// formats that cannot be and have no nearest one, all at once.
+    pub fn new(
+        checkpoint: &Checkpoint,
+        folds: &Folds,
+        recipe: &Recipe,
+        destination: &Destination,
+        strict: bool,
+    ) -> Result<Plan> {
+        recipe.check_names(&checkpoint.config)?;
+        let activation = activation(recipe, destination)?;
+        let mut specs = model::weight_specs(folds.config());
+        let mut plan = Plan { config: folds.config().clone(), weights: Vec::new(), notes: Vec::new() };
+        if let Some(head) = untied_head(recipe, &specs, checkpoint).filter(|_| folds.config().tied()) {
+            let ModelConfig::Llama(config) = &mut plan.config;
+            config.tied = false;
+            specs.push(head);
+        }
+        let mut faults = Vec::new();
+        for spec in specs {
+            let source = if checkpoint.tensors.contains_key(&spec.name) { &spec.name } else { llama::EMBEDDING };
+            let Some(tensor) = checkpoint.tensors.get(source) else { continue };
+            let is_kept = folds.get(&spec.name).is_none_or(Fold::is_kept);
+            let from = if is_kept { tensor.dtype } else { DType::F32 };
+            let wanted = recipe.format(&spec).unwrap_or_else(|| kept_format(&spec, tensor.dtype, is_kept));
+            let legal = |dtype| is_legal(dtype, from, &spec, plan.config.tied(), destination, activation);
+            let to =
+                match legal(wanted) {
+                    Ok(()) => wanted,
+                    Err(fault) => match nearest(&spec, wanted, legal) {
+                        Some(dtype) if !strict => {
+                            let told = Diagnostic { severity: crate::diag::Severity::Warning, ..*fault };
+                            plan.notes.push(told.help(format!(
+                                "it becomes {dtype}; name a format in the recipe, or refuse with --strict"
+                            )));
+                            dtype
+                        }
+                        Some(dtype) => {
+                            faults.push(fault.help(format!("the nearest that can be is {dtype}")));
+                            wanted
+                        }
+                        None => {
+                            faults.push(fault.help("name another format or target"));
+                            wanted
+                        }
+                    },
+                };
+            let source = source.to_owned();
+            let planned = Planned { name: spec.name, source, role: spec.role, shape: spec.shape, from, to };
+            if planned.name != planned.source {
+                let told = Diagnostic::warning(
+                    Code::TiedHead,
+                    "the tied head gets a format of its own, as a copy of the table",
+                );
+                plan.notes.push(told.subject(&planned.name).have(format!(
+                    "{} more bytes in {}",
+                    planned.bytes(),
+                    planned.to
+                )));
+            }
+            plan.weights.push(planned);
+        }
+        Error::check(faults)?;
+        Ok(plan)
+    }
+
+    /// The bytes of all weights.
+    pub fn bytes(&self) -> u64 {
+        self.weights.iter().map(Planned::bytes).sum()
+    }
+
+    /// Bits of a weight, over all matrices: projections, head and table.
+    pub fn bits_per_weight(&self) -> f64 {
+        let matrices = || self.weights.iter().filter(|weight| weight.shape.len() > 1);
+        let elements: f64 = matrices().map(|weight| weight.shape.elements().unwrap_or(0) as f64).sum();
+        8.0 * matrices().map(|weight| weight.bytes() as f64).sum::<f64>() / elements.max(1.0)
+    }
+
+    /// The weight of that name.
+    pub fn find(&self, name: &str) -> Option<&Planned> {
+        self.weights.iter().find(|weight| weight.name == name)
+    }
+}
+
+/// The format of a weight that the recipe leaves as it is: the stored one, but floats where something is folded in, and
+/// f32 for what is folded into a gain or bias.
+fn kept_format(spec: &WeightSpec, stored: DType, is_kept: bool) -> DType {
+    match spec.role {
+        _ if is_kept => stored,
+        Role::Norm | Role::Bias => DType::F32,
+        Role::Embedding | Role::Attention | Role::FeedForward | Role::Head if stored.is_block() => DType::F16,
+        Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => stored,
+    }
+}
+
+/// The head of a tied model as a weight of its own, if the recipe gives it another format than the table.
+fn untied_head(recipe: &Recipe, specs: &[WeightSpec], checkpoint: &Checkpoint) -> Option<WeightSpec> {
+    let table = specs.iter().find(|spec| spec.role == Role::Embedding).filter(|_| checkpoint.config.tied())?;
+    let stored = checkpoint.tensors.get(&table.name)?.dtype;
+    let (head, of_table) = (recipe.head_format().unwrap_or(stored), recipe.format(table).unwrap_or(stored));
+    (head != of_table).then(|| WeightSpec { name: llama::HEAD.into(), shape: table.shape.clone(), role: Role::Head })
+}
+
+/// The activations at the destination.
+fn activation(recipe: &Recipe, destination: &Destination) -> Result<Number> {
+    let fault = |message: &str| Diagnostic::error(Code::UnsupportedFormat, message).have(recipe.activation.name());
+    match destination {
+        Destination::Gguf => match recipe.activation {
+            Activation::Float | Activation::F32 | Activation::F16 => Ok(Number::F32),
+            Activation::Int16 | Activation::U16 | Activation::S16 => {
+                let fault = fault("a GGUF file says nothing of activations");
+                Err(fault.need("act = \"float\"").help("write a bundle instead: name a folder with -o").into())
+            }
+        },
+        Destination::Target(target) => {
+            let number = recipe.activation.number(target.float);
+            let of_host = target.is_host();
+            if recipe.activation == Activation::U16 && target.back_end == Some(BackEnd::Tflite) {
+                return Err(fault("TFLite's 16-bit activations have no zero point").need("act = \"s16\"").into());
+            }
+            if !of_host && target.formats.iter().all(|row| row.activation != number) {
+                let mut known: Vec<&str> = target.formats.iter().map(|row| row.activation.name()).collect();
+                known.dedup();
+                let fault = fault("the target does not compute with these activations").subject(&target.name);
+                return Err(fault.need(format!("one of {}", known.join(", "))).into());
+            }
+            Ok(if of_host { Number::F32 } else { number })
+        }
+    }
+}
+
+/// Whether a weight may have a format.
+fn is_legal(
+    dtype: DType,
+    stored: DType,
+    spec: &WeightSpec,
+    tied: bool,
+    destination: &Destination,
+    activation: Number,
+) -> Result<(), Box<Diagnostic>> {
+    let fault = |code, message: &str| Diagnostic::error(code, message).subject(&spec.name).have(dtype);
+    let cols = spec.shape.last().copied().unwrap_or(1);
+    if dtype != stored && !npuc_kernels::quantize::writable(dtype) {
+        return Err(Box::new(fault(Code::UnsupportedFormat, "npuc reads this format and does not write it")));
+    }
+    if byte_len(dtype, &spec.shape).is_none() {
+        let fault = fault(Code::GroupSize, "the groups of a format do not divide the rows of a weight");
+        return Err(Box::new(
+            fault.need(format!("a divisor of {cols} columns")).have(format!("groups of {}", dtype.block_len())),
+        ));
+    }
+    let projection = match spec.role {
+        Role::Attention | Role::FeedForward | Role::Head => true,
+        Role::Embedding => tied,
+        Role::Norm | Role::Bias => false,
+    };
+    match destination {
+        Destination::Gguf if crate::front::gguf::type_id(dtype).is_none() => {
+            Err(Box::new(fault(Code::UnsupportedFormat, "GGUF files have no such format")))
+        }
+        Destination::Target(target) if projection => {
+            let format = WeightFormat::stored(dtype);
+            let taken = target.formats.iter().any(|row| row.activation == activation && row.takes(format));
+            let fault = || {
+                let fault = fault(Code::UnsupportedFormat, "the target does not take this format of weights");
+                fault.need(format!("what `npuc targets {}` lists for {} activations", target.name, activation.name()))
+            };
+            if taken { Ok(()) } else { Err(Box::new(fault())) }
+        }
+        Destination::Gguf | Destination::Target(_) => Ok(()),
+    }
+}
+
+/// The legal format with the fewest bits that has at least those of `wanted`.
+fn nearest(spec: &WeightSpec, wanted: DType, legal: impl Fn(DType) -> Result<(), Box<Diagnostic>>) -> Option<DType> {
+    let cols = spec.shape.last().copied().unwrap_or(1);
+    // By the blocks alone, since they need not divide the columns.
+    let bits = |dtype: DType| {
+        8.0 * (dtype.block_bytes() as f64 / dtype.block_len() as f64 + dtype.row_header_bytes() as f64 / cols as f64)
+    };
+    let writable = DType::ALL.into_iter().filter(|dtype| npuc_kernels::quantize::writable(*dtype));
+    let candidates = writable.filter(|dtype| bits(*dtype) >= bits(wanted) && legal(*dtype).is_ok());
+    candidates.min_by(|a, b| bits(*a).total_cmp(&bits(*b)))
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

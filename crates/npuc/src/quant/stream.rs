@@ -1,0 +1,90 @@
+//! Quantised weights, a few rows at a time: mapped files in, a stream out, no tensor in memory.
+
+use std::io::{self, Write};
+
+use npuc_kernels::dequant::dequantize_row;
+use npuc_kernels::quantize::{Search, quantize_row, saturates};
+use rayon::prelude::*;
+
+use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::tensor::{DType, Tensor};
+
+/// Elements that are quantised at a time.
+const BATCH_ELEMENTS: usize = 1 << 20;
+
+/// What goes wrong while a weight is written: the weight itself, or the place that it is written to.
+#[derive(Debug)]
+pub enum Fault {
+    /// The weight.
+    Weight(Error),
+    /// The output.
+    Output(io::Error),
+}
+
+/// The memory that [`write`] needs at most for rows of `cols` elements, besides the weight itself.
+pub fn need_bytes(cols: usize, threads: usize) -> u64 {
+    let rows = batch_rows(cols);
+    (rows * cols * 4 + threads * cols * 4) as u64
+}
+
+fn batch_rows(cols: usize) -> usize {
+    (BATCH_ELEMENTS / cols.max(1)).max(1)
+}
+
+/// Writes a weight in the format `to`, rounding to the nearest with scales chosen by `search`. What is stored so already
+/// stays bit for bit. Pages of the mapped file are given back once they are read.
+///
+/// Errors: [`Code::NonFiniteWeights`] for NaN and infinity, [`Code::BadRange`] for numbers that the format cannot hold.
+pub fn write(name: &str, tensor: &Tensor, to: DType, search: Search, out: &mut dyn Write) -> Result<(), Fault> {
+    let cols = tensor.shape.last().copied().unwrap_or(1);
+    let bytes = tensor.bytes();
+    let (Some(row_bytes), Some(out_bytes)) = (tensor.dtype.row_bytes(cols), to.row_bytes(cols)) else {
+        let fault = Diagnostic::error(Code::GroupSize, "the groups of a format do not divide the rows of a weight");
+        return Err(Fault::Weight(fault.subject(name).need(format!("a divisor of {cols} columns")).have(to).into()));
+    };
+    let mut batch = Vec::new();
+    let mut done = 0;
+    for stored in bytes.chunks((batch_rows(cols) * row_bytes).max(1)) {
+        if tensor.dtype == to {
+            out.write_all(stored).map_err(Fault::Output)?;
+        } else {
+            batch.resize(stored.len() / row_bytes * out_bytes, 0);
+            let rows = stored.par_chunks_exact(row_bytes).zip(batch.par_chunks_exact_mut(out_bytes));
+            let quantised = rows.map_init(
+                || vec![0.0f32; cols],
+                |row, (stored, out)| {
+                    dequantize_row(tensor.dtype, stored, row);
+                    checked(name, row, to)?;
+                    quantize_row(to, row, None, search, out);
+                    Ok(())
+                },
+            );
+            quantised.collect::<Result<()>>().map_err(Fault::Weight)?;
+            out.write_all(&batch).map_err(Fault::Output)?;
+        }
+        tensor.release(done..done + stored.len());
+        done += stored.len();
+    }
+    Ok(())
+}
+
+/// Refuses a row that a format cannot hold.
+pub(super) fn checked(name: &str, row: &[f32], to: DType) -> Result<()> {
+    // A sum of products with zero is zero unless one of them is not finite; it is far faster than a test of each.
+    if row.iter().map(|x| x * 0.0).sum::<f32>() != 0.0 {
+        let odd = row.iter().filter(|x| !x.is_finite()).count();
+        let fault = Diagnostic::error(Code::NonFiniteWeights, "a weight holds values that are not finite");
+        return Err(fault.subject(name).need("finite values").have(format!("{odd} in a row of {}", row.len())).into());
+    }
+    if saturates(to, row) {
+        let largest = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let fault = Diagnostic::error(Code::BadRange, "a weight holds numbers that its format cannot");
+        return Err(fault
+            .subject(name)
+            .need(format!("magnitudes that {to} holds"))
+            .have(largest)
+            .help("choose a format with an f32 scale or bf16 for this weight")
+            .into());
+    }
+    Ok(())
+}
