@@ -43,10 +43,16 @@ pub(crate) enum Command {
     Targets(TargetsArgs),
     /// Compile a checkpoint into a bundle
     Build(BuildArgs),
+    /// Store a model's weights in fewer bits, as a GGUF file or a bundle for this machine
+    Quantize(QuantizeArgs),
+    /// List the recipes: formats of weights, activations and caches
+    Recipes(RecipesArgs),
     /// Answer a prompt with a bundle or, built on the spot, a checkpoint
     Run(RunArgs),
-    /// Compare a bundle or checkpoint with reference outputs
+    /// Measure a bundle or checkpoint: against reference outputs or another model, or its perplexity on a text
     Verify(VerifyArgs),
+    /// Find the first operation where two forms of a model part
+    Diff(DiffArgs),
     /// Explain a code, e.g. `npuc explain tied-head`, or a log of a vendor's tool; without either, list the codes
     Explain(ExplainArgs),
     /// Make a checkpoint of a model's real size with random weights from its config.json
@@ -256,6 +262,82 @@ pub(crate) struct ChipArgs {
     pub(crate) calibration: Option<PathBuf>,
 }
 
+/// How well weights are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QualityArg {
+    /// To the nearest number, with the scale of each block's largest magnitude
+    Fast,
+    /// To the nearest number, with searched scales
+    Search,
+    /// By GPTQ on calibration text
+    Best,
+}
+
+/// What a model's weights become.
+#[derive(Args)]
+pub(crate) struct RecipeArgs {
+    /// How weights are rounded; without it, best where there is calibration text, and search otherwise
+    #[arg(long, value_enum)]
+    pub(crate) quality: Option<QualityArg>,
+    /// A text to calibrate with, plain or (.jsonl) one object with `text` a line; without it, the model writes one itself
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibration: Option<PathBuf>,
+    /// Sequences of calibration text at most
+    #[arg(long, default_value_t = 32, value_name = "N")]
+    pub(crate) samples: usize,
+    /// Tokens of each sequence at most
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    pub(crate) tokens: usize,
+    /// Turn the residual stream and the values by Hadamard matrices first, which spreads outliers; a tied head then becomes
+    /// a matrix of its own
+    #[arg(long)]
+    pub(crate) rotate: bool,
+    /// Scale the inputs of projections by their size on the calibration text first (AWQ), with --quality best
+    #[arg(long)]
+    pub(crate) scale: bool,
+    /// The seed of the signs of --rotate
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) seed: u64,
+    /// Refuse what the recipe asks for and cannot be, instead of taking the nearest format
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Refuse to begin if the work needs more memory than this, e.g. 1GiB
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_rss: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct QuantizeArgs {
+    /// A Hugging Face folder or a .gguf file
+    pub(crate) model: PathBuf,
+    /// A recipe of `npuc recipes`, or a file that ends in .toml
+    #[arg(long, value_name = "RECIPE")]
+    pub(crate) recipe: String,
+    #[command(flatten)]
+    pub(crate) how: RecipeArgs,
+    /// A .gguf file, or the folder of a bundle for this machine
+    #[arg(short, long, value_name = "FILE|DIR")]
+    pub(crate) output: PathBuf,
+    /// The chip whose formats the weights must be in; without it, any that the output can hold
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// Step shapes of a bundle
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+    /// Write no tokenizer
+    #[arg(long)]
+    pub(crate) no_tokenizer: bool,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+#[derive(Args)]
+pub(crate) struct RecipesArgs {
+    /// One of them, or a file that ends in .toml: print it as TOML; without it, list them
+    pub(crate) name: Option<String>,
+}
+
 #[derive(Args)]
 pub(crate) struct RunArgs {
     /// A bundle, a Hugging Face folder or a .gguf file
@@ -332,17 +414,56 @@ pub(crate) struct VerifyArgs {
     /// A bundle, a Hugging Face folder or a .gguf file
     pub(crate) model: PathBuf,
     /// Safetensors with input_ids, and logits or greedy_ids; without it, this machine computes the reference
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids"])]
     pub(crate) reference: Option<PathBuf>,
-    /// The checkpoint or bundle that this machine computes the reference with; without it, MODEL itself
+    /// The checkpoint or bundle that this machine computes the reference with, or the word `float` for MODEL's own
+    /// checkpoint in float; without it, MODEL itself
     #[arg(long, value_name = "MODEL", conflicts_with = "reference")]
     pub(crate) against: Option<PathBuf>,
-    /// What counts as faithful, of cosine, max_abs, top1, top10 and greedy; without it
-    /// cosine>=0.999,top1>=0.99,greedy>=0.99, and cosine>=0.98,top1>=0.85 for bundles in whole numbers
+    #[command(flatten)]
+    pub(crate) corpus: CorpusArgs,
+    /// Token ids of a window of the text, of which the second half is scored; without it, 512
+    #[arg(long, value_name = "N", requires = "corpus")]
+    pub(crate) context: Option<usize>,
+    /// Measure only the first N windows of the text
+    #[arg(long, value_name = "N", requires = "corpus")]
+    pub(crate) windows: Option<usize>,
+    /// What counts as faithful, of cosine, max_abs, top1, top10, greedy, and over a text kl, kl_p99, kl_max, ppl and
+    /// ppl_ratio; without it cosine>=0.999,top1>=0.99,greedy>=0.99, and cosine>=0.98,top1>=0.85 for bundles in whole numbers
     #[arg(long, value_name = "CONDITIONS")]
     pub(crate) gate: Option<String>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+}
+
+/// What a model is measured on.
+#[derive(Args)]
+pub(crate) struct CorpusArgs {
+    /// A text to measure on, in UTF-8
+    #[arg(long, value_name = "FILE", group = "corpus")]
+    pub(crate) text: Option<PathBuf>,
+    /// The same as token ids, separated by white space or commas (- for standard input); needs no tokenizer
+    #[arg(long, value_name = "FILE", group = "corpus")]
+    pub(crate) ids: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct DiffArgs {
+    /// The form that counts as right: a bundle, a Hugging Face folder or a .gguf file
+    pub(crate) reference: PathBuf,
+    /// The other form
+    pub(crate) model: PathBuf,
+    /// A value parts where the ratio of signal to noise is below this
+    #[arg(long, default_value_t = 40.0, value_name = "DB", allow_negative_numbers = true)]
+    pub(crate) threshold_db: f64,
+    /// Decode steps after the prefill step
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    pub(crate) steps: usize,
+    #[command(flatten)]
+    pub(crate) corpus: CorpusArgs,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
 }
 
 #[derive(Args)]

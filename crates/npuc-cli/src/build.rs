@@ -1,5 +1,6 @@
 //! `npuc build`: a checkpoint becomes a bundle.
 
+use std::path::Path;
 use std::time::Instant;
 
 use npuc::back::BackEnd;
@@ -11,7 +12,7 @@ use npuc::{Diagnostic, Result, target};
 use crate::args::BuildArgs;
 use crate::output::Output;
 
-mod host;
+pub(crate) mod host;
 mod tflite;
 
 /// Runs the command.
@@ -36,9 +37,9 @@ fn open(args: &BuildArgs) -> Result<Checkpoint> {
 }
 
 /// Writes the bundle under a bar.
-fn write(args: &BuildArgs, checkpoint: &Checkpoint, contents: Contents<'_>, output: Output) -> Result<Written> {
+fn write(dir: &Path, checkpoint: &Checkpoint, contents: Contents<'_>, output: Output) -> Result<Written> {
     let bar = output.bytes_bar("writing");
-    let written = write::write(&args.output, checkpoint, contents, &mut |done, total| {
+    let written = write::write(dir, checkpoint, contents, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     })?;

@@ -10,10 +10,14 @@ use npuc::{Code, Diagnostic, Error, Result};
 mod args;
 mod build;
 mod check;
+mod corpus;
+mod diff;
 mod explain;
 mod inspect;
 mod mended;
 mod output;
+mod quantize;
+mod recipes;
 mod run;
 mod sarif;
 mod session;
@@ -46,11 +50,14 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Check(args) => check::command(&args, output),
         Command::Targets(args) => targets::command(&args, output).map(|()| 0),
         Command::Build(args) => build::command(&args, output).map(|()| 0),
+        Command::Quantize(args) => quantize::command(&args, output).map(|()| 0),
+        Command::Recipes(args) => recipes::command(&args, output).map(|()| 0),
         Command::Run(args) => run::command(&args, output).map(|()| 0),
         Command::Explain(args) => explain::command(&args, output),
         Command::Synth(args) => synth::command(&args, output).map(|()| 0),
         Command::Toolchain(command) => toolchain::command(&command, output).map(|()| 0),
         Command::Verify(args) => verify::command(&args, output),
+        Command::Diff(args) => diff::command(&args, output),
     }
 }
 

@@ -78,6 +78,12 @@ impl Output {
         self.progress(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
     }
 
+    /// A bar for steps of work, shown only on a terminal.
+    pub(crate) fn steps_bar(self, what: &'static str) -> ProgressBar {
+        let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} {elapsed} left {eta}");
+        self.progress(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    }
+
     /// A sign of life for work whose length is not known, shown only on a terminal, until it is dropped.
     pub(crate) fn spinner(self, what: &'static str) -> ProgressBar {
         let spinner = self.progress(what).with_finish(ProgressFinish::AndClear);

@@ -15,6 +15,7 @@ use npuc_run::text::{Date, Message, Sampler, Sampling, SamplingConfig, TextModel
 use serde::Serialize;
 
 use crate::args::{PromptArgs, RunArgs, SamplingArgs, threads};
+use crate::corpus::{name_ids_file, read_ids, text_model};
 use crate::output::{Output, bytes};
 use crate::session;
 
@@ -44,7 +45,7 @@ pub(crate) fn command(args: &RunArgs, output: Output) -> Result<()> {
     let sampling = sampling(&args.sampling)?;
     refuse_idle_flags(args)?;
     let spinner = output.spinner("opening the model");
-    let (program, session) = session::open(&args.model, &args.device, &args.dump)?;
+    let (program, session) = session::open(&args.model, &args.device, None, &args.dump)?;
     drop(spinner);
     output.warnings(&program.warnings);
     let sampler = Sampler::new(sampling);
@@ -99,14 +100,7 @@ fn non_finite_weights(model: &Path) -> Vec<Diagnostic> {
 
 impl Runner<'_> {
     fn text(&self) -> Result<&TextModel> {
-        let text = self.program.text.as_ref().map_err(Clone::clone)?;
-        text.as_ref().ok_or_else(|| {
-            Diagnostic::error(Code::NoTokenizer, "the model has no tokenizer, so it cannot read text")
-                .file(&self.args.model)
-                .need("tokenizer.json in the folder, or a GGUF with tokenizer metadata")
-                .help("give token ids with --ids FILE")
-                .into()
-        })
+        text_model(self.program, &self.args.model)
     }
 
     /// Answers one prompt: streams the text, then tells the figures.
@@ -187,30 +181,9 @@ impl Runner<'_> {
     }
 }
 
-/// An id out of range is the file's fault.
-fn name_ids_file(error: Error, file: &Path) -> Error {
-    let from_ids = error.diagnostics().iter().all(|fault| fault.code == Code::BadTokenId);
-    if from_ids { error.in_file(file) } else { error }
-}
-
 fn sampling(args: &SamplingArgs) -> Result<Sampling> {
     let &SamplingArgs { temperature, top_k, top_p, min_p, repetition_penalty, seed } = args;
     Sampling::new(SamplingConfig { temperature, top_k, top_p, min_p, repetition_penalty, seed })
-}
-
-fn read_ids(path: &Path) -> Result<Vec<u32>> {
-    let text =
-        if path == Path::new("-") { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
-    let text =
-        text.map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
-    let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']')).filter(|word| !word.is_empty());
-    let id = |word: &str| {
-        word.parse().map_err(|_| {
-            let fault = Diagnostic::error(Code::BadTokenId, "the file has something other than token ids").file(path);
-            fault.need("whole numbers separated by white space or commas").have(word).into()
-        })
-    };
-    words.map(id).collect()
 }
 
 /// The given date, or today's where the user is.

@@ -1,20 +1,27 @@
-//! Opening a model for `run` and `verify` on the device that the flags name.
+//! Opening a model for `run`, `verify` and `diff` on the device that the flags name.
 
 use std::path::Path;
 
 use npuc::back::tflite::Storage;
 use npuc::fit::Request;
-use npuc::model::{CacheProtocol, Chunks, layers};
-use npuc::{Code, Diagnostic, Result, bundle, front, target};
+use npuc::front::{self, Checkpoint};
+use npuc::model::{CacheProtocol, Chunks, StepShape, layers};
+use npuc::{Code, Diagnostic, Result, bundle, target};
 use npuc_run::device::litert::TIME_LIMIT;
-use npuc_run::program::{Program, default_shapes};
+use npuc_run::program::{DEFAULT_CAPACITY, Program, shapes_of};
 use npuc_run::session::Session;
 use npuc_run::toolchain::{Installed, Tool, find};
 
 use crate::args::{DeviceArgs, On, shapes, threads};
 
-/// The program and a session on the device; values in `keep` can be read after a step.
-pub(crate) fn open(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Program, Session)> {
+/// The program and a session on the device; values in `keep` can be read after a step. `capacity` is how many rows of
+/// cache a checkpoint gets where no shapes are given.
+pub(crate) fn open(
+    model: &Path,
+    device: &DeviceArgs,
+    capacity: Option<usize>,
+    keep: &[String],
+) -> Result<(Program, Session)> {
     let refused = |message: &str, help: &str| {
         Err(Diagnostic::error(Code::BadArgument, message).subject("--chunks").help(help).into())
     };
@@ -27,7 +34,13 @@ pub(crate) fn open(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result
             refused("a bundle has the chunks it was built with", "leave out --chunks, or name the checkpoint")
         }
         On::Host => {
-            let program = Program::open(model, shapes(device.shapes.as_ref())?)?;
+            let program = if is_bundle {
+                Program::open(model, shapes(device.shapes.as_ref())?)?
+            } else {
+                let checkpoint = front::open(model)?;
+                let shapes = shapes_for(&checkpoint, device, capacity)?;
+                Program::from_checkpoint(checkpoint, Some(shapes))?
+            };
             let session = Session::new(&program, threads(device.threads), keep)?;
             Ok((program, session))
         }
@@ -41,15 +54,31 @@ pub(crate) fn open(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result
                 let session = Session::on_litert(&program, &tool, threads(device.threads), TIME_LIMIT)?;
                 return Ok((program, session));
             }
-            through_tflite(model, device, &tool)
+            through_tflite(model, device, capacity, &tool)
         }
     }
 }
 
+/// A model beside another one, for this machine: a checkpoint gets the shapes of the other, a bundle has its own.
+pub(crate) fn open_beside(model: &Path, other: &Program) -> Result<Program> {
+    let shapes = other.steps.iter().map(|step| step.shape).collect();
+    Program::open(model, (!bundle::is_bundle(model)).then_some(shapes))
+}
+
+fn shapes_for(checkpoint: &Checkpoint, device: &DeviceArgs, capacity: Option<usize>) -> Result<Vec<StepShape>> {
+    let capacity = capacity.unwrap_or(DEFAULT_CAPACITY);
+    Ok(shapes(device.shapes.as_ref())?.unwrap_or_else(|| shapes_of(&checkpoint.config, capacity)))
+}
+
 /// A checkpoint on the spot. The interpreter maps the files, which live on until it ends.
-fn through_tflite(model: &Path, device: &DeviceArgs, tool: &Installed) -> Result<(Program, Session)> {
+fn through_tflite(
+    model: &Path,
+    device: &DeviceArgs,
+    capacity: Option<usize>,
+    tool: &Installed,
+) -> Result<(Program, Session)> {
     let checkpoint = front::open(model)?;
-    let shapes = shapes(device.shapes.as_ref())?.unwrap_or_else(|| default_shapes(&checkpoint.config));
+    let shapes = shapes_for(&checkpoint, device, capacity)?;
     let request = Request::plain(target::host().with_protocol(CacheProtocol::Shift), shapes);
     let chunks = device.chunks.as_deref().map_or(Ok(Chunks::Equal(1)), str::parse)?;
     let parts = chunks.parts(layers(&checkpoint.config))?;

@@ -1,16 +1,22 @@
-//! `npuc verify`: how close a model is to reference outputs.
+//! `npuc verify`: how close a model is to reference outputs or another model, and its perplexity on a text.
 
-use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
-use npuc::{Code, Diagnostic, Result};
-use npuc_run::fidelity::{Fidelity, Gate, Reference, compare};
+use npuc::{Code, Diagnostic, Result, bundle};
+use npuc_run::fidelity::{
+    DEFAULT_CONTEXT, Fidelity, Gate, Reference, Windows, check_context, compare, compare_text, layers, perplexity,
+};
 use npuc_run::program::Program;
 use npuc_run::session::Session;
 use serde::Serialize;
 
 use crate::args::{On, VerifyArgs, threads};
 use crate::output::Output;
-use crate::session;
+use crate::{corpus, session};
+
+mod render;
+
+use render::render;
 
 #[derive(Serialize)]
 struct Report {
@@ -27,15 +33,20 @@ struct Report {
 pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
     let gate: Option<Gate> = args.gate.as_ref().map(|gate| gate.parse()).transpose()?;
     let read = args.reference.as_ref().map(|path| Reference::read(path)).transpose()?;
-    let (program, mut session) = session::open(&args.model, &args.device, &[])?;
+    let on_text = args.corpus.text.is_some() || args.corpus.ids.is_some();
+    let context = args.context.unwrap_or(DEFAULT_CONTEXT);
+    if on_text {
+        check_context(context)?;
+    }
+    let against = args.against.as_ref().map(|against| reference_model(against, &args.model)).transpose()?;
+    let spinner = output.spinner("measuring");
+    let (program, mut session) = session::open(&args.model, &args.device, on_text.then_some(context), &[])?;
     output.warnings(&program.warnings);
     let fidelity = match (read, &args.reference) {
         (Some(reference), Some(path)) => compare(&mut session, &reference).map_err(|e| e.in_file(path))?,
-        _ => {
-            let reference = computed(args, &program, session.capacity())?;
-            compare(&mut session, &reference)?
-        }
+        _ => measured(args, (&program, session), against.as_deref(), context)?,
     };
+    drop(spinner);
     let measured_on = args.device.on.name();
     let verdict = gate.unwrap_or_else(|| Gate::default_for(&fidelity, program.whole_numbers)).check(&fidelity);
     let broken = verdict.as_ref().err().map(|e| e.diagnostics().to_vec()).unwrap_or_default();
@@ -47,56 +58,76 @@ pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
     Ok(error.exit_status())
 }
 
-/// What a model is asked where the user gives no reference.
-const PROMPTS: [&str; 3] = [
-    "The capital of France is",
-    "Water boils at a lower temperature on a mountain, because",
-    "def add(a, b):\n    return a + b\n\ndef multiply(a, b):",
-];
-/// Ids of a prompt for a model without a tokenizer.
-const PROMPT_IDS: u32 = 12;
+/// The word for a model's own checkpoint, computed in float.
+const FLOAT: &str = "float";
 /// Greedy ids after each prompt.
 const GREEDY_IDS: usize = 24;
 
-/// The scores and greedy ids that this machine computes.
-fn computed(args: &VerifyArgs, program: &Program, capacity: usize) -> Result<Reference> {
-    if args.against.is_none() && args.device.on == On::Host {
-        return Err(Diagnostic::error(Code::BadArgument, "this machine would be compared with itself")
-            .need("--reference FILE, --against MODEL, or --on another device")
-            .into());
+/// Where the model to compare with is.
+fn reference_model(against: &Path, model: &Path) -> Result<PathBuf> {
+    if against != Path::new(FLOAT) {
+        return Ok(against.to_path_buf());
     }
-    let other = args.against.as_ref().map(|model| Program::open(model, None)).transpose()?;
-    let other = other.as_ref().unwrap_or(program);
-    let mut session = Session::new(other, threads(args.device.threads), &[])?;
-    let vocab = session.vocab() as u32;
-    let mut prompts: Vec<Vec<u32>> = match &program.text {
-        Ok(Some(text)) => PROMPTS.iter().map(|prompt| text.tokenizer.encode(prompt, true)).collect::<Result<_>>()?,
-        Ok(None) | Err(_) => {
-            (1..4).map(|seed| (0..PROMPT_IDS).map(|i| (i * 7919 + seed * 131) % vocab).collect()).collect()
-        }
-    };
-    let most = capacity.min(session.capacity());
-    prompts.iter_mut().for_each(|prompt| prompt.truncate(most / 2));
-    prompts.retain(|prompt| !prompt.is_empty());
-    Reference::of_session(&mut session, prompts, GREEDY_IDS.min(most / 2))
+    if !bundle::is_bundle(model) {
+        return Ok(model.to_path_buf());
+    }
+    Err(Diagnostic::error(Code::BadArgument, "a bundle does not say where its checkpoint is")
+        .file(model)
+        .subject("--against float")
+        .need("the path of the checkpoint: a Hugging Face folder or a .gguf file")
+        .have("names and hashes of its files in the manifest")
+        .help("give the path instead of the word: --against PATH")
+        .into())
 }
 
-fn render(fidelity: &Fidelity, measured_on: &str) -> String {
-    let mut text = String::new();
-    let mut line = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{name:<18}{value}");
+/// What is measured where there is no file of reference outputs: over the given text or prompts of npuc's own, against
+/// another model or this machine. The values inside are compared where this machine computes both.
+fn measured(
+    args: &VerifyArgs,
+    (program, mut session): (&Program, Session),
+    against: Option<&Path>,
+    context: usize,
+) -> Result<Fidelity> {
+    let on_host = args.device.on == On::Host;
+    let given = corpus::given(&args.corpus, program, &args.model)?;
+    let windows = given.as_ref().map(|ids| windows(args, program, ids.clone(), context)).transpose()?;
+    if let (Some(windows), None, true) = (&windows, against, on_host) {
+        return Ok(Fidelity { text: Some(perplexity(&mut session, windows)?), ..Fidelity::default() });
+    }
+    if against.is_none() && on_host {
+        return Err(Diagnostic::error(Code::BadArgument, "this machine would be compared with itself")
+            .need("--reference FILE, --against MODEL, --text FILE, or --on another device")
+            .into());
+    }
+    let threads = threads(args.device.threads);
+    let other = against.map(|model| session::open_beside(model, program)).transpose()?;
+    let mut reference = Session::new(other.as_ref().unwrap_or(program), threads, &[])?;
+    let (fidelity, ids) = match (windows, given) {
+        (Some(windows), Some(ids)) => (compare_text(&mut session, &mut reference, &windows)?, ids),
+        _ => {
+            let prompts = corpus::prompts(program)?;
+            let all = prompts.concat();
+            (on_prompts(&mut session, &mut reference, prompts)?, all)
         }
     };
-    let percent = |share: f64| format!("{:.2} %", 100.0 * share);
-    line("positions", (fidelity.positions > 0).then(|| fidelity.positions.to_string()));
-    line("cosine, mean", fidelity.cosine_mean.map(|x| format!("{x:.9}")));
-    line("cosine, least", fidelity.cosine_min.map(|x| format!("{x:.9}")));
-    line("max |difference|", fidelity.max_abs.map(|x| format!("{x:.3e}")));
-    line("top-1 agreement", fidelity.top1.map(percent));
-    line("top-10 agreement", fidelity.top10.map(percent));
-    line("greedy agreement", fidelity.greedy.map(|x| format!("{} of {} ids", percent(x), fidelity.greedy_ids)));
-    line("measured on", Some(measured_on.into()));
-    text
+    // Their buffers are not needed any more, and the next sessions have as many.
+    drop((session, reference));
+    let layers = other.filter(|_| on_host).map(|other| layers(&other, program, &ids, threads)).transpose()?;
+    Ok(Fidelity { layers, ..fidelity })
+}
+
+fn windows(args: &VerifyArgs, program: &Program, ids: Vec<u32>, context: usize) -> Result<Windows> {
+    let text = program.text.as_ref().ok().and_then(Option::as_ref);
+    let bos = text.map_or(Ok(None), |text| text.tokenizer.first_id())?;
+    let windows = Windows::new(ids, context, bos, args.windows);
+    let file = args.corpus.text.as_ref().or(args.corpus.ids.as_ref());
+    windows.map_err(|e| file.map_or(e.clone(), |file| e.in_file(file)))
+}
+
+fn on_prompts(session: &mut Session, reference: &mut Session, mut prompts: Vec<Vec<u32>>) -> Result<Fidelity> {
+    let most = session.capacity().min(reference.capacity());
+    prompts.iter_mut().for_each(|prompt| prompt.truncate(most / 2));
+    prompts.retain(|prompt| !prompt.is_empty());
+    let reference = Reference::of_session(reference, prompts, GREEDY_IDS.min(most / 2))?;
+    compare(session, &reference)
 }

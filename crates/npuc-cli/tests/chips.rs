@@ -79,6 +79,50 @@ fn verify_compares_a_bundle_with_its_checkpoint() {
     assert!(text(&itself.stderr).contains("this machine would be compared with itself"));
 }
 
+/// Forms of the same numbers do not part, whatever was rewritten and however their caches lie.
+#[test]
+fn rewritten_forms_do_not_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str, flags: &str| {
+        good(&format!("build qwen2-bf16 {flags} --shapes {SHAPES} -o TMP/{name}"), folder.path());
+    };
+    build("cut", "--target genio-720 --chunks 2");
+    for (name, flags) in [
+        ("mended", "--target genio-720"),
+        ("on-cpu", "--target genio-700 --precision FP32"),
+        ("plain", "--passes decompose"),
+        ("conv", "--passes decompose,linear-to-conv,join-axes,simplify"),
+        ("guarded", "--passes rescale-rms-norm,guard-swiglu"),
+    ] {
+        build(name, flags);
+        for forms in [format!("qwen2-bf16 TMP/{name}"), format!("TMP/{name} qwen2-bf16"), format!("TMP/{name} TMP/cut")]
+        {
+            let said = good(&format!("diff {forms} --threshold-db 90"), folder.path());
+            assert!(said.contains("no value is below 90 dB"), "{forms}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_weight_that_differs_is_found_in_a_bundle() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    fs::create_dir(&model).unwrap();
+    fs::copy(checkpoint("llama-biases-f32").join("config.json"), model.join("config.json")).unwrap();
+    let mut bytes = fs::read(checkpoint("llama-biases-f32").join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let index: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    let offsets = &index["model.layers.1.mlp.down_proj.weight"]["data_offsets"];
+    let first = header + offsets[0].as_u64().unwrap() as usize;
+    (0..64).for_each(|i| bytes[first + 4 * i + 3] ^= 0x80);
+    fs::write(model.join("model.safetensors"), bytes).unwrap();
+    good(&format!("build TMP/model --target genio-720 --chunks 2 --shapes {SHAPES} -o TMP/out"), folder.path());
+    let output = call("diff llama-biases-f32 TMP/out", folder.path(), None);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("first to part: layers.1.mlp.down_proj "), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("error[unfaithful]: the two forms part"));
+}
+
 /// A script in the place of ncc-tflite.
 fn stand_in(folder: &Path, body: &str) {
     let program = folder.join("ncc-tflite");

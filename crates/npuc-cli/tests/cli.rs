@@ -11,7 +11,7 @@ mod program;
 use program::{checkpoint, npuc};
 
 /// Runs each command line in the folder of the checkpoints and holds everything it says against its file.
-/// `TMP` in an argument is a fresh folder with files of token ids and two checkpoints: `plain` without a
+/// `TMP` in an argument is a fresh folder with files of token ids and of text, and two checkpoints: `plain` without a
 /// chat template, `odd` with a tokenizer of a kind that npuc does not read.
 fn check(cases: &[(&str, &str)]) {
     let update = std::env::var("UPDATE").is_ok_and(|value| value == "1");
@@ -22,6 +22,10 @@ fn check(cases: &[(&str, &str)]) {
         fs::write(folder.path().join("ids"), "[5, 6, 7,\n 8]").unwrap();
         fs::write(folder.path().join("words"), "5 six").unwrap();
         fs::write(folder.path().join("large"), "5 100000").unwrap();
+        fs::write(folder.path().join("many"), (0..50).map(|i| format!("{} ", i * 7919 % 251)).collect::<String>())
+            .unwrap();
+        fs::write(folder.path().join("text"), "A short text about a clock and a mill. ".repeat(4)).unwrap();
+        fs::write(folder.path().join("latin-1"), b"caf\xe9").unwrap();
         fs::create_dir(folder.path().join("plain")).unwrap();
         for file in ["config.json", "model.safetensors", "tokenizer.json"] {
             fs::copy(checkpoint("qwen2-bf16").join(file), folder.path().join("plain").join(file)).unwrap();
@@ -56,16 +60,18 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The text without what differs from run to run: measured figures.
+/// The text without what differs from run to run or machine to machine: measured figures.
 fn steady(text: &str) -> String {
     let line = |line: &str| {
-        let measured =
-            ["_ms\":", "tokens_per_s\":", "peak_rss_bytes\":", "\"threads\":"].iter().find(|m| line.contains(*m));
-        match (line, measured) {
-            (line, _) if line.starts_with("[host, ") => "[host, …]\n".to_string(),
-            (line, _) if line.starts_with("time  ") => "time        …\n".to_string(),
-            (line, Some(_)) => format!("{}: …\n", line.split(':').next().unwrap_or_default()),
-            (line, None) => format!("{line}\n"),
+        let named = ["_ms\":", "tokens_per_s\":", "peak_rss_bytes\":", "\"threads\":"].iter().any(|m| line.contains(m));
+        let (key, value) = line.split_once("\": ").unwrap_or_default();
+        let decimals = value.trim_end_matches(',').rsplit_once('.').map_or("", |(_, decimals)| decimals);
+        let computed = key.trim_start().starts_with('"') && decimals.len() > 12 && decimals.parse::<u64>().is_ok();
+        match line {
+            line if line.starts_with("[host, ") => "[host, …]\n".to_string(),
+            line if line.starts_with("time  ") => "time        …\n".to_string(),
+            line if named || computed => format!("{}: …\n", line.split(':').next().unwrap_or_default()),
+            line => format!("{line}\n"),
         }
     };
     text.lines().map(line).collect()
@@ -81,6 +87,7 @@ fn help() {
         ("help-targets", "targets --help"),
         ("help-run", "run --help"),
         ("help-verify", "verify --help"),
+        ("help-diff", "diff --help"),
         ("unknown-flag", "run MODEL --sped"),
         ("unknown-flag-json", "run MODEL --sped --json"),
         ("explain-list", "explain"),
@@ -299,6 +306,51 @@ fn verify() {
         ("verify-no-reference", "verify qwen3-bf16 --reference qwen3-bf16/model.safetensors"),
         ("verify-not-safetensors", "verify qwen3-bf16 --reference qwen3-bf16/config.json"),
         ("verify-itself", "verify qwen3-bf16"),
-        ("verify-bad-gate", "verify qwen3-bf16 --reference qwen3-bf16/expected.safetensors --gate kl<1"),
+        ("verify-bad-gate", "verify qwen3-bf16 --reference qwen3-bf16/expected.safetensors --gate kld<1"),
+        ("verify-unmeasured", "verify qwen3-bf16 --reference qwen3-bf16/expected.safetensors --gate kl<1"),
+    ]);
+}
+
+#[test]
+fn verify_on_a_text() {
+    check(&[
+        ("verify-text", "verify qwen2-q8_0.gguf --text TMP/text --context 16"),
+        ("verify-text-json", "verify qwen2-q8_0.gguf --text TMP/text --context 16 --windows 1 --json"),
+        ("verify-text-gate", "verify qwen2-q8_0.gguf --text TMP/text --context 16 --gate ppl<2,kl<1"),
+        (
+            "verify-text-against",
+            "verify llama3-tied-q8_0.gguf --against llama3-tied-bf16.gguf --ids TMP/many --context 24 \
+             --gate cosine>=-1,kl_max<100,ppl_ratio<100",
+        ),
+        ("verify-text-float", "verify qwen3-bf16 --against float --ids TMP/many --context 16 --windows 2"),
+        ("verify-text-short", "verify qwen2-bf16 --text TMP/text"),
+        ("verify-text-odd-context", "verify qwen2-bf16 --text TMP/text --context 15"),
+        ("verify-text-long-context", "verify qwen2-bf16 --ids TMP/many --context 16 --shapes 1t8c"),
+        ("verify-text-no-windows", "verify qwen2-bf16 --text TMP/text --context 16 --windows 0"),
+        ("verify-text-latin-1", "verify qwen2-bf16 --text TMP/latin-1"),
+        ("verify-text-large-id", "verify qwen3-bf16 --ids TMP/large --context 4"),
+        ("verify-text-no-tokenizer", "verify qwen3-bf16 --text TMP/text"),
+        ("verify-text-and-ids", "verify qwen3-bf16 --text TMP/text --ids TMP/ids"),
+        ("verify-text-and-reference", "verify qwen3-bf16 --text TMP/text --reference TMP/ids"),
+        ("verify-context-alone", "verify qwen3-bf16 --context 16"),
+        (
+            "verify-text-other-vocabulary",
+            "verify qwen3-bf16 --against llama3-tied-bf16.gguf --ids TMP/many --context 16",
+        ),
+    ]);
+}
+
+#[test]
+fn diff() {
+    check(&[
+        ("diff-equal", "diff qwen3-bf16 qwen3-bf16 --ids TMP/many --steps 2"),
+        ("diff-own-prompts", "diff qwen2-bf16 qwen2-bf16 --threshold-db 90"),
+        ("diff-parts", "diff llama3-tied-bf16.gguf llama3-tied-q8_0.gguf --ids TMP/many"),
+        ("diff-parts-json", "diff llama3-tied-bf16.gguf llama3-tied-q8_0.gguf --ids TMP/many --json"),
+        ("diff-later", "diff llama-gqa3-f16.gguf llama-gqa3-q8_0.gguf --ids TMP/many --threshold-db 40 --steps 1"),
+        ("diff-few-ids", "diff qwen3-bf16 qwen3-bf16 --ids TMP/ids"),
+        ("diff-vocabulary", "diff qwen3-bf16 llama-gqa3-f16.gguf --ids TMP/ids --steps 1"),
+        ("diff-threshold", "diff qwen3-bf16 qwen3-bf16 --threshold-db nan"),
+        ("diff-absent", "diff qwen3-bf16 none"),
     ]);
 }

@@ -2,28 +2,24 @@
 //!
 //! The text is the user's or, without one, what the model itself writes from a fixed seed.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use npuc::back::tflite::{Chunk, chunks};
 use npuc::build::weight_types;
 use npuc::fit::Request;
 use npuc::front::{Checkpoint, ModelConfig};
-use npuc::ir::Graph;
 use npuc::model::{Part, StepShape, llama};
-use npuc::quant::{self, Ranges};
-use npuc::{Code, Diagnostic, Result, Tensor};
-use rayon::ThreadPool;
+use npuc::quant::{self, Ranges, Recorder};
+use npuc::{Code, Diagnostic, Result};
 
-use crate::device::chain::Segment;
-use crate::device::host::{HostStep, thread_pool};
+use crate::device::host::thread_pool;
 use crate::program::{self, Program, Step, hidden_mask};
 use crate::session::Session;
 use crate::text::{Sampler, Sampling, SamplingConfig};
 
 /// Tokens of a sequence, and how many sequences the model writes where there is no text.
 pub const SEQUENCE_TOKENS: usize = 128;
-const SEQUENCES: u64 = 4;
+const SEQUENCES: usize = 4;
 /// Tokens of the larger step.
 const STEP_TOKENS: usize = 16;
 /// How much wider than what was seen the ranges are, because other text reaches further: what lies beyond a range is cut
@@ -50,16 +46,10 @@ pub fn calibrate(
     let asked = Request { shapes: vec![shape(STEP_TOKENS), shape(1)], ..request.clone() };
     let chunks = chunks(&checkpoint.config, &weight_types(&checkpoint.tensors), &asked, parts)?;
     let program = program_of(checkpoint, &asked, &chunks);
-    let pool = thread_pool(threads)?;
-    let mut session = Session::recording(&program, &pool)?;
-    for sequence in sequences {
-        session.reset();
-        session.feed(sequence, |_| {})?;
-    }
     let mut ranges: Vec<Ranges> = vec![Ranges::default(); parts.len()];
-    for step in session.into_recorders() {
-        for (part, recorder) in ranges.iter_mut().zip(step) {
-            part.join(&recorder.ranges()?);
+    for step in seen(&program, sequences, threads)? {
+        for (part, seen) in ranges.iter_mut().zip(step) {
+            part.join(&seen);
         }
     }
     let mut ranges: Vec<Ranges> = ranges.iter().map(|part| part.with_headroom(HEADROOM)).collect::<Result<_>>()?;
@@ -84,7 +74,7 @@ fn share_boundaries(chunks: &[Chunk], ranges: &mut [Ranges]) -> Result<()> {
 fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[Chunk]) -> Program {
     let mut steps: Vec<Step> = Vec::new();
     for chunk in chunks {
-        let segment = program::Segment { graph: chunk.graph.clone(), emitted: None };
+        let segment = program::Segment { graph: chunk.graph.clone(), emitted: None, encodings: None };
         match steps.last_mut().filter(|step| step.shape == chunk.shape) {
             Some(step) => step.segments.push(segment),
             None => steps.push(Step { shape: chunk.shape, segments: vec![segment] }),
@@ -103,17 +93,42 @@ fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[Chunk]) -> P
     }
 }
 
-/// A segment on the host that records its values.
-pub(crate) fn recording(graph: &Graph, weights: &BTreeMap<String, Tensor>, pool: Arc<ThreadPool>) -> Result<Segment> {
-    Ok(Segment::Host(Box::new(HostStep::new(graph, weights, &[], pool)?.recording(graph))))
+/// What was seen of the values of every segment of every step while a program ran over sequences of tokens.
+///
+/// Errors: ids outside the vocabulary, sequences longer than the capacity, values that are not finite.
+pub(crate) fn seen(program: &Program, sequences: &[Vec<u32>], threads: usize) -> Result<Vec<Vec<Ranges>>> {
+    let recorder = |segment: &program::Segment| Arc::new(Mutex::new(Recorder::new(&segment.graph)));
+    let of_step = |step: &Step| step.segments.iter().map(recorder).collect();
+    let recorders: Vec<Vec<Arc<Mutex<Recorder>>>> = program.steps.iter().map(of_step).collect();
+    let steps: Vec<&Step> = program.steps.iter().collect();
+    let mut session = Session::observed(program, &steps, &thread_pool(threads)?, |step, segment| {
+        let recorder = Arc::clone(&recorders[step][segment]);
+        Box::new(move |id, elements| recorder.lock().unwrap_or_else(PoisonError::into_inner).see(id, elements))
+    })?;
+    for sequence in sequences {
+        session.reset();
+        session.feed(sequence, |_| {})?;
+    }
+    let ranges = |recorder: &Arc<Mutex<Recorder>>| {
+        let recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        recorder.ranges()
+    };
+    recorders.iter().map(|step| step.iter().map(ranges).collect()).collect()
 }
 
-/// Sequences that the model writes by itself from its first token on, each from a seed of its own.
+/// Sequences for ranges that the model writes by itself.
 ///
-/// Errors: a model that gives scores that are not numbers.
+/// Errors: as [`own_sequences`].
 pub fn own_text(checkpoint: &Checkpoint, threads: usize) -> Result<Vec<Vec<u32>>> {
+    own_sequences(checkpoint, SEQUENCES, SEQUENCE_TOKENS, threads)
+}
+
+/// Sequences of `tokens` ids that the model writes by itself from its first token on, each from a seed of its own.
+///
+/// Errors: a model that gives scores that are not numbers, or whose first token is outside its vocabulary.
+pub fn own_sequences(checkpoint: &Checkpoint, samples: usize, tokens: usize, threads: usize) -> Result<Vec<Vec<u32>>> {
     let ModelConfig::Llama(config) = &checkpoint.config;
-    let capacity = SEQUENCE_TOKENS.min(config.max_positions);
+    let capacity = tokens.min(config.max_positions);
     let program = Program::from_checkpoint(checkpoint.clone(), Some(vec![StepShape { tokens: 1, capacity }]))?;
     let mut session = Session::new(&program, threads, &[])?;
     let special = &checkpoint.special;
@@ -127,7 +142,7 @@ pub fn own_text(checkpoint: &Checkpoint, threads: usize) -> Result<Vec<Vec<u32>>
             .into());
     }
     let mut sequences = Vec::new();
-    for seed in 0..SEQUENCES {
+    for seed in 0..samples as u64 {
         let config = SamplingConfig { temperature: 1.0, seed, ..SamplingConfig::default() };
         let mut sampler = Sampler::new(Sampling::new(config)?);
         let mut sequence = vec![first];

@@ -2,13 +2,16 @@
 //! [`session::Session`], turns text into tokens and back, and compares results with references.
 
 pub mod calibrate;
+pub mod corpus;
 pub mod device;
 pub mod dump;
 pub mod fidelity;
 pub mod generate;
 pub mod inspect;
+pub mod integer;
 pub mod memory;
 pub mod program;
+pub mod quantise;
 pub mod session;
 pub mod text;
 pub mod toolchain;

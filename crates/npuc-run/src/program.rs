@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use npuc::back::BackEnd;
 use npuc::back::tflite::{Export, Exported, Storage, export};
@@ -13,6 +14,7 @@ use npuc::front::config::Rope;
 use npuc::front::{self, Checkpoint, ModelConfig};
 use npuc::ir::Graph;
 use npuc::model::{CacheProtocol, Part, StepShape, llama};
+use npuc::quant::Encodings;
 use npuc::target::{Checked, Number, Precision, Target};
 use npuc::{Diagnostic, Result, Tensor, target};
 
@@ -66,6 +68,8 @@ pub struct Segment {
     pub graph: Graph,
     /// The same graph in the form of the target's tools, where the target computes it.
     pub emitted: Option<PathBuf>,
+    /// What the whole numbers of its values mean, where the host computes in them.
+    pub encodings: Option<Arc<Encodings>>,
 }
 
 /// The sizes of a model that a session needs.
@@ -100,10 +104,11 @@ impl Program {
             return Err(fault.file(path).help("leave out --shapes, or name the checkpoint").into());
         }
         let bundle = Bundle::open(path)?;
-        let Bundle { manifest, graphs, weights, tokenizer_json, chat_template, .. } = bundle;
+        let Bundle { manifest, graphs, encodings, weights, tokenizer_json, chat_template, .. } = bundle;
         let mut steps: Vec<Step> = Vec::new();
-        for (record, graph) in manifest.graphs.iter().zip(graphs) {
-            let segment = Segment { graph, emitted: record.emitted.as_ref().map(|name| path.join(name)) };
+        for ((record, graph), encodings) in manifest.graphs.iter().zip(graphs).zip(encodings) {
+            let emitted = record.emitted.as_ref().map(|name| path.join(name));
+            let segment = Segment { graph, emitted, encodings: encodings.map(Arc::new) };
             match steps.last_mut().filter(|step| step.shape == record.shape) {
                 Some(step) => step.segments.push(segment),
                 None => steps.push(Step { shape: record.shape, segments: vec![segment] }),
@@ -156,20 +161,26 @@ impl Program {
     pub fn build(checkpoint: Checkpoint, plan: &Plan) -> Result<Program> {
         let graphs = build::lower(&checkpoint, plan, |_, _, _| {})?;
         let step = |(shape, graph): (StepShape, Checked)| {
-            let segment = Segment { graph: graph.graph().clone(), emitted: None };
+            let segment = Segment { graph: graph.graph().clone(), emitted: None, encodings: None };
             Step { shape, segments: vec![segment] }
         };
-        Ok(Program {
-            protocol: plan.target.protocol,
-            hidden_mask: plan.target.hidden_mask as f32,
+        let steps = graphs.into_iter().map(step).collect();
+        Ok(Program::of_steps(checkpoint, &plan.target, steps))
+    }
+
+    /// A checkpoint with the steps that were made of it for a target.
+    pub(crate) fn of_steps(checkpoint: Checkpoint, target: &Target, steps: Vec<Step>) -> Program {
+        Program {
+            protocol: target.protocol,
+            hidden_mask: target.hidden_mask as f32,
             whole_numbers: false,
-            steps: graphs.into_iter().map(step).collect(),
+            steps,
             text: TextModel::of_checkpoint(&checkpoint),
             weights: checkpoint.tensors.iter().map(|(name, t)| (name.clone(), t.materialized())).collect(),
             eos: checkpoint.special.eos,
             warnings: checkpoint.warnings,
             config: checkpoint.config,
-        })
+        }
     }
 }
 
@@ -226,8 +237,13 @@ pub fn default_shapes_for(target: &Target, config: &ModelConfig) -> Vec<StepShap
 
 /// Prefill steps and a decode step against the model's context or [`DEFAULT_CAPACITY`] rows, whichever is smaller.
 pub fn default_shapes(config: &ModelConfig) -> Vec<StepShape> {
+    shapes_of(config, DEFAULT_CAPACITY)
+}
+
+/// The same against `capacity` rows where the model's context is not smaller.
+pub fn shapes_of(config: &ModelConfig, capacity: usize) -> Vec<StepShape> {
     let ModelConfig::Llama(llama) = config;
-    let capacity = llama.max_positions.min(DEFAULT_CAPACITY);
+    let capacity = llama.max_positions.min(capacity);
     let tokens = DEFAULT_PREFILL_TOKENS.into_iter().chain([1]).filter(|&tokens| tokens <= capacity);
     tokens.map(|tokens| StepShape { tokens, capacity }).collect()
 }

@@ -11,23 +11,21 @@ use std::time::Duration;
 
 use npuc::bundle::EMBEDDING_TABLE;
 use npuc::exec::buffer_bytes;
-use npuc::ir::{Def, Graph, ValueId};
+use npuc::ir::{Graph, ValueId};
 use npuc::model::rope::frequencies;
 use npuc::model::{CacheProtocol, Port, StepShape};
-use npuc::quant::Recorder;
-use npuc::tensor::{self, Tensor};
+use npuc::tensor::Tensor;
 use npuc::{Code, Diagnostic, Error, Result, Shape};
 use rayon::ThreadPool;
 
-use crate::calibrate;
-use crate::device::host::{HostStep, thread_pool};
+use crate::device::host::{HostStep, Observer, thread_pool};
 use crate::device::litert::LiteRt;
 use crate::device::{Device, chain};
 use crate::memory;
 use crate::program::{self, Program, sizes};
 use crate::toolchain::Installed;
 
-mod ports;
+pub(crate) mod ports;
 
 pub(crate) use ports::Layout;
 use ports::{CacheSize, Context, fill_angles, fill_embeds, fill_mask, fill_write_mask, place_rows};
@@ -92,17 +90,18 @@ impl Session {
         let mut steps = Vec::new();
         for program::Step { shape, segments } in &program.steps {
             let (device, kept) = match &segments[..] {
-                [program::Segment { graph, emitted: None }] => {
+                [program::Segment { graph, emitted: None, encodings }] => {
                     let kept = kept_values(graph, keep)?;
                     let ids: Vec<ValueId> = kept.iter().map(|kept| kept.id).collect();
-                    let host = HostStep::new(graph, &program.weights, &ids, pool.clone())?;
+                    let encodings = encodings.as_deref();
+                    let host = HostStep::with_encodings(graph, &program.weights, encodings, &ids, pool.clone())?;
                     (Device::Host(host), kept)
                 }
                 _ if !keep.is_empty() => return Err(no_values()),
                 segments => {
                     let host = |segment: &program::Segment| {
-                        refuse_unreadable(program, segment)?;
-                        chain::Segment::host(&segment.graph, &program.weights, pool.clone())
+                        let encodings = segment.encodings.as_deref();
+                        chain::Segment::host(&segment.graph, &program.weights, encodings, pool.clone())
                     };
                     let segments = segments.iter().map(host).collect::<Result<_>>()?;
                     (Device::Chain(layout.chain(*shape, segments)?), Vec::new())
@@ -113,26 +112,29 @@ impl Session {
         Session::over(program, &layout, steps)
     }
 
-    /// A session on the host that records the ranges of all values, see [`Session::into_recorders`].
+    /// A session on the host over some of the program's steps, every segment of which shows its values to an observer
+    /// of its own: `observer` gives it by the places of step and segment.
     ///
     /// Errors: as [`Session::new`].
-    pub(crate) fn recording(program: &Program, pool: &Arc<ThreadPool>) -> Result<Session> {
+    pub(crate) fn observed(
+        program: &Program,
+        steps: &[&program::Step],
+        pool: &Arc<ThreadPool>,
+        mut observer: impl FnMut(usize, usize) -> Observer,
+    ) -> Result<Session> {
         let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
-        let step = |program::Step { shape, segments }: &program::Step| {
-            let segment = |s: &program::Segment| calibrate::recording(&s.graph, &program.weights, Arc::clone(pool));
-            let chain = layout.chain(*shape, segments.iter().map(segment).collect::<Result<_>>()?)?;
-            Step::new(*shape, Device::Chain(chain), Vec::new(), &layout)
-        };
-        Session::over(program, &layout, program.steps.iter().map(step).collect::<Result<_>>()?)
-    }
-
-    /// What every segment of every step recorded, in the order of execution.
-    pub(crate) fn into_recorders(self) -> Vec<Vec<Recorder>> {
-        let of_device = |device: Device| match device {
-            Device::Host(step) => step.into_recorder().into_iter().collect(),
-            Device::Chain(chain) => chain.into_recorders(),
-        };
-        self.steps.into_iter().map(|step| of_device(step.device)).collect()
+        refuse_too_large(program, &layout)?;
+        let mut observed = Vec::new();
+        for (place, program::Step { shape, segments }) in steps.iter().enumerate() {
+            let mut links = Vec::new();
+            for (part, segment) in segments.iter().enumerate() {
+                let (weights, pool) = (&program.weights, Arc::clone(pool));
+                let host = chain::Segment::host(&segment.graph, weights, segment.encodings.as_deref(), pool)?;
+                links.push(host.observed(observer(place, part)));
+            }
+            observed.push(Step::new(*shape, Device::Chain(layout.chain(*shape, links)?), Vec::new(), &layout)?);
+        }
+        Session::over(program, &layout, observed)
     }
 
     /// A session whose emitted segments are computed by the LiteRT interpreter, all others by the host. A request to the
@@ -155,7 +157,7 @@ impl Session {
                     let model = litert.borrow_mut().load(path, threads)?;
                     Ok(chain::Segment::LiteRt(model, Rc::clone(&litert)))
                 }
-                None => chain::Segment::host(&segment.graph, &program.weights, pool.clone()),
+                None => chain::Segment::host(&segment.graph, &program.weights, None, pool.clone()),
             };
             let segments = segments.iter().map(load).collect::<Result<_>>()?;
             steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
@@ -247,6 +249,16 @@ impl Session {
         step.into_iter().flat_map(move |step| {
             step.kept.iter().filter_map(move |kept| Some((kept.name.as_str(), &kept.shape, step.device.kept(kept.id)?)))
         })
+    }
+
+    /// How many numbers of each value were beyond its encoding by more than a step in all steps so far, where any were: by port or
+    /// `<path>/<operation>.<value>`. Empty where nothing is computed in whole numbers on the host.
+    pub fn saturated(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for (name, count) in self.steps.iter().flat_map(|step| step.device.saturated()) {
+            *all.entry(name).or_default() += count;
+        }
+        all
     }
 
     /// Feeds tokens; `each` is given the scores `[vocab]` after every one of them, in order.
@@ -402,24 +414,6 @@ fn refuse_too_large(program: &Program, layout: &Layout<'_>) -> Result<()> {
 
 fn no_values() -> Error {
     Diagnostic::error(Code::BadArgument, "only the host keeps values, and only of a model in one graph (--dump)").into()
-}
-
-/// Weights that only the target's tools can read keep the host from a segment.
-fn refuse_unreadable(program: &Program, segment: &program::Segment) -> Result<()> {
-    let used = segment.graph.values.iter().filter(|value| value.def == Def::Weight);
-    let absent = used.map(|value| &value.name).find(|name| tensor::weight(&program.weights, name).is_none());
-    match (absent, &segment.emitted) {
-        (Some(name), Some(path)) => {
-            Err(Diagnostic::error(Code::MissingTensor, "the host cannot read the weights of this bundle")
-                .file(path)
-                .subject(name)
-                .need("weights in a float format")
-                .have("whole numbers inside TFLite files")
-                .help("run it with --on litert; to compare it, name the checkpoint with --against")
-                .into())
-        }
-        (Some(_) | None, _) => Ok(()),
-    }
 }
 
 /// How `count` tokens are cut into steps of the given sizes (largest first, 1 last).

@@ -1,5 +1,5 @@
-//! Models in 16W16A, 8W16A and 4W16A in the LiteRT interpreter against the host executor, which computes in f32 over the
-//! same rounded weights. `cargo xtask litert` installs the interpreter and sets `NPUC_LITERT`; without that nothing is run
+//! Models in 16W16A, 8W16A and 4W16A in the LiteRT interpreter against the host executor, in f32 over the same rounded weights
+//! and in the whole numbers of the files. `cargo xtask litert` installs the interpreter and sets `NPUC_LITERT`; without that nothing is run
 //! here, and the tests say so.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
@@ -111,6 +111,8 @@ struct Both<'a> {
     conversation: Conversation<'a>,
     /// By shape, then by part.
     executors: Vec<Vec<Executor>>,
+    /// The same in whole numbers, over the weights of the checkpoint.
+    whole: Vec<Vec<Executor>>,
     models: Vec<Vec<Model>>,
 }
 
@@ -215,15 +217,22 @@ fn both<'a>(litert: &mut LiteRt, checkpoint: &'a front::Checkpoint, plan: &Plan<
     let mut all =
         |graphs: &Vec<Graph>| graphs.iter().zip(&ranges).map(|(graph, ranges)| model(graph, ranges)).collect();
     let models: Vec<Vec<Model>> = file_graphs.iter().map(&mut all).collect();
+    let whole = |graph: &Graph, ranges: &Ranges| {
+        let scales = quant::scales(graph, ranges, &checkpoint.tensors).unwrap();
+        let encodings = quant::tflite(graph, &scales, format);
+        Executor::with_encodings(graph, &checkpoint.tensors, &encodings, &[]).unwrap()
+    };
+    let all = |graphs: &Vec<Graph>| graphs.iter().zip(&ranges).map(|(graph, ranges)| whole(graph, ranges)).collect();
+    let whole: Vec<Vec<Executor>> = file_graphs.iter().map(all).collect();
     for pair in models.iter().flat_map(|models| models.windows(2)) {
         assert_eq!(pair[0].outputs[0].format, pair[1].inputs[0].format);
     }
-    Both { conversation, executors, models }
+    Both { conversation, executors, whole, models }
 }
 
-/// Logits of a prompt that the files and the host compute.
-fn answers(litert: &mut LiteRt, both: &mut Both<'_>, parts: &[Part], counts: &[usize]) -> [Vec<Vec<f32>>; 2] {
-    let Both { conversation, executors, models } = both;
+/// Logits of a prompt that the files, the host in f32 and the host in whole numbers compute.
+fn answers(litert: &mut LiteRt, both: &mut Both<'_>, parts: &[Part], counts: &[usize]) -> [Vec<Vec<f32>>; 3] {
+    let Both { conversation, executors, whole, models } = both;
     let ids = ids(9, counts, conversation.config.vocab);
     let need = conversation.feed(&ids, counts, HOST_HIDDEN, &mut |shape, inputs| {
         let executors = &mut executors[place(shape)];
@@ -235,7 +244,16 @@ fn answers(litert: &mut LiteRt, both: &mut Both<'_>, parts: &[Part], counts: &[u
             litert.run(&models[place(shape)][part], &inputs).unwrap()
         })
     });
-    [have, need]
+    let whole = conversation.feed(&ids, counts, INT16_HIDDEN, &mut |shape, inputs| {
+        let executors = &mut whole[place(shape)];
+        in_parts(parts, inputs, &mut |part, inputs| on_host(&mut executors[part], inputs, &mut |_, _| {}))
+    });
+    [have, need, whole]
+}
+
+/// How close the host in whole numbers is to the files, in dB.
+fn predicted(have: &[Vec<f32>], whole: &[Vec<f32>]) -> f32 {
+    fidelity(whole, have).2
 }
 
 /// Small models in every precision, prompt with and without padding, then single tokens. With ranges that hold all values
@@ -257,10 +275,17 @@ fn small_models() {
                     Plan { parts: &parts, steps: STEPS, format, seen: seen.clone(), counts: &[8, 1, 1, 1], headroom };
                 let mut both = both(&mut litert, &checkpoint, &plan);
                 for counts in [&[8, 1, 1, 1][..], &[5, 1, 1], &[1, 1, 1]] {
-                    let [have, need] = answers(&mut litert, &mut both, &parts, counts);
+                    let [have, need, whole] = answers(&mut litert, &mut both, &parts, counts);
                     let (off, equal, db) = fidelity(&have, &need);
                     let of = format!("{name} {format:?} in {} parts, prompts {seen:?}, {counts:?}", parts.len());
-                    eprintln!("{of}: off by {off:.5} of the largest logit, {db:.1} dB, best ids equal {equal}");
+                    let (alike, exact) = (predicted(&have, &whole), fidelity(&whole, &need).2);
+                    eprintln!(
+                        "{of}: off by {off:.5} of the largest logit, {db:.1} dB, best ids equal {equal}; \
+                        host in whole numbers {alike:.1} dB from the file, {exact:.1} dB from f32"
+                    );
+                    if alike.is_nan() || alike < ALIKE_FLOOR_DB {
+                        faults.push(format!("{of}: whole numbers {alike} dB from the file"));
+                    }
                     if off.is_nan() || off > LOGIT_TOLERANCE || db < NOISE_FLOOR_DB {
                         faults.push(format!("{of}: {off}, {db} dB"));
                     }
@@ -276,6 +301,8 @@ const STEPS: &str = "8t32c,1t32c";
 const LOGIT_TOLERANCE: f32 = 0.004;
 /// Signal to noise of all logits.
 const NOISE_FLOOR_DB: f32 = 50.0;
+/// The host in whole numbers against the file, whose interpreter has tables and short factors of its own.
+const ALIKE_FLOOR_DB: f32 = 50.0;
 /// The same beside activations that only a real model has.
 const REAL_FLOOR_DB: f32 = 28.0;
 
@@ -287,11 +314,14 @@ fn sixteen_layers_in_five_chunks() {
     for format in WeightFormat::ALL {
         let plan = Plan { parts: &parts, steps: STEPS, format, seen: 1..6, counts: &[8, 1, 1, 1], headroom: 2.0 };
         let mut both = both(&mut litert, &checkpoint, &plan);
-        let [have, need] = answers(&mut litert, &mut both, &parts, &[8, 1, 1, 1, 1, 1]);
+        let [have, need, whole] = answers(&mut litert, &mut both, &parts, &[8, 1, 1, 1, 1, 1]);
         let (off, equal, db) = fidelity(&have, &need);
         eprintln!(
-            "sixteen layers {format:?}: off by {off:.5} of the largest logit, {db:.1} dB, best ids equal {equal}"
+            "sixteen layers {format:?}: off by {off:.5} of the largest logit, {db:.1} dB, best ids equal {equal}; host in \
+             whole numbers {:.1} dB from the file",
+            predicted(&have, &whole)
         );
+        assert!(predicted(&have, &whole) >= ALIKE_FLOOR_DB);
         assert!(off <= LOGIT_TOLERANCE && db >= NOISE_FLOOR_DB, "{format:?}: {off}, {db} dB");
     }
 }
@@ -308,9 +338,14 @@ fn a_real_model() {
         let counts = &[32, 1, 1, 1, 1];
         let plan = Plan { parts: &parts, steps: "32t64c,1t64c", format, seen: 1..4, counts, headroom: 1.25 };
         let mut both = both(&mut litert, &checkpoint, &plan);
-        let [have, need] = answers(&mut litert, &mut both, &parts, counts);
+        let [have, need, whole] = answers(&mut litert, &mut both, &parts, counts);
         let (off, equal, db) = fidelity(&have, &need);
-        eprintln!("SmolLM2-135M {format:?}: off by {off:.5} of the largest logit, {db:.1} dB, best ids equal {equal}");
+        eprintln!(
+            "SmolLM2-135M {format:?}: off by {off:.5} of the largest logit, {db:.1} dB, best ids equal {equal}; host in \
+             whole numbers {:.1} dB from the file, {:.1} dB from f32",
+            predicted(&have, &whole),
+            fidelity(&whole, &need).2
+        );
         assert!(db >= REAL_FLOOR_DB, "{format:?}: {db} dB");
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use npuc::bundle::Bundle;
-use npuc_run::fidelity::best_id;
+use npuc_run::fidelity::{DEFAULT_CONTEXT, Windows, best_id, perplexity};
 use npuc_run::program::Program;
 use npuc_run::session::Session;
 use npuc_run::text::Tokenizer;
@@ -93,6 +93,27 @@ fn scores_and_greedy_ids() {
                 session.decode(id).unwrap();
             }
         }
+    }
+}
+
+/// `llama-perplexity -m SmolLM2-135M-Instruct.Q4_1.gguf -f tests/data/prose.txt -c 512` (llama.cpp b11434) gives 29.1665,
+/// with activations rounded to 8 bits for every product; with the weights widened by
+/// `llama-quantize --allow-requantize IN OUT F32`, as here, 29.1707.
+#[test]
+fn perplexity_of_llama_cpp() {
+    let Some(model) = model() else { return };
+    let text = std::fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/prose.txt"));
+    for shapes in ["128t512c,1t512c", "16t2048c,1t2048c"] {
+        let program = Program::open(&model, Some(data::shapes(shapes))).unwrap();
+        let tokenizer = &program.text.as_ref().unwrap().as_ref().unwrap().tokenizer;
+        let ids = tokenizer.encode(text.as_ref().unwrap(), true).unwrap();
+        let windows = Windows::new(ids, DEFAULT_CONTEXT, tokenizer.first_id().unwrap(), None).unwrap();
+        let mut session = Session::new(&program, 2, &[]).unwrap();
+        let have = perplexity(&mut session, &windows).unwrap();
+        let value = have.perplexity.value;
+        assert_eq!((have.windows, have.perplexity.ids), (2, 510));
+        assert!((value / 29.1665 - 1.0).abs() < 0.005, "{shapes}: {value}");
+        assert!((value / 29.1707 - 1.0).abs() < 0.0005, "{shapes}: {value}");
     }
 }
 

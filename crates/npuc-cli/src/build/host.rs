@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::path::Path;
 use std::time::Instant;
 
 use npuc::back::{self, BackEnd};
@@ -10,6 +11,7 @@ use npuc::bundle::write::{Contents, Written};
 use npuc::front::{Checkpoint, non_finite};
 use npuc::model::StepShape;
 use npuc::pass::Pass;
+use npuc::quant::recipe::Recipe;
 use npuc::target::{Checked, Target};
 use npuc::{Diagnostic, Error, Result};
 use npuc_run::program::default_shapes;
@@ -79,9 +81,9 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     drop(spinner);
     let check_weights_ms = ms(start);
 
-    let contents = contents(target, &graphs, &checkpoint, text);
+    let contents = contents(target, "stored", &graphs, &checkpoint, text);
     let start = Instant::now();
-    let written = write(args, &checkpoint, contents, output)?;
+    let written = write(&args.output, &checkpoint, contents, output)?;
     let reports = graphs.iter().map(|(shape, graph)| GraphReport {
         shape: shape.to_string(),
         operations: graph.graph().values.iter().filter(|v| matches!(v.def, npuc::ir::Def::Op { .. })).count(),
@@ -102,9 +104,25 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     output.result(&report, &render(&report))
 }
 
+/// Writes a checkpoint whose weights were quantised after `recipe` as a bundle for this machine, into the folder `dir`.
+pub(crate) fn write_quantised(
+    checkpoint: &Checkpoint,
+    recipe: &Recipe,
+    shapes: Option<Vec<StepShape>>,
+    dir: &Path,
+    output: Output,
+) -> Result<Written> {
+    let target = npuc::target::host();
+    let plan = Plan::new(target.clone(), shapes.unwrap_or_else(|| default_shapes(&checkpoint.config)))?;
+    let text = bundle_text(checkpoint)?;
+    let graphs = build::lower(checkpoint, &plan, |_, _, _| {})?;
+    write(dir, checkpoint, contents(&target, &recipe.name, &graphs, checkpoint, text), output)
+}
+
 /// The graphs over all weights as they are stored.
 fn contents<'a>(
     target: &Target,
+    precision: &str,
     graphs: &[(StepShape, Checked)],
     checkpoint: &'a Checkpoint,
     text: BundleText,
@@ -112,7 +130,7 @@ fn contents<'a>(
     Contents {
         target: target.clone(),
         back_end: BackEnd::Host,
-        precision: "stored".into(),
+        precision: precision.into(),
         mends: Vec::new(),
         flags: BTreeSet::new(),
         placement: Vec::new(),

@@ -25,6 +25,7 @@ use serde::Serialize;
 
 use super::{ms, open};
 use crate::args::{BuildArgs, shapes, threads};
+use crate::corpus::read_text;
 use crate::mended;
 use crate::output::{Output, bytes};
 
@@ -111,7 +112,7 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     let (graphs, files): (Vec<Graph>, Vec<String>) =
         on_npu().map(|(graph, path)| (graph.clone(), path.clone())).unzip();
     let contents = exported_contents(&request, exported, text);
-    let written = times.write_ms.measure(|| super::write(args, &checkpoint, contents, output))?;
+    let written = times.write_ms.measure(|| super::write(&args.output, &checkpoint, contents, output))?;
     let compiled = plan.as_ref().map_or(Ok(None), |plan| compile(args, plan, &graphs, output))?;
     warnings.extend(compiled.iter().flatten().filter_map(doubt));
     let name = |compiled: &Compiled| compiled.dla.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -237,8 +238,7 @@ fn calibrated(
     let (sequences, source) = match &args.chip.calibration {
         None => (own_text(checkpoint, threads)?, "the model's own text".to_owned()),
         Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
+            let text = read_text(path)?;
             let model = TextModel::of_checkpoint(checkpoint)?.ok_or_else(|| {
                 let fault = Diagnostic::error(Code::NoTokenizer, "the model has no tokenizer to read the text with");
                 fault.file(path).help("leave out --calibration: the model then writes its own text")

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use npuc::ir::Graph;
 use npuc::model::Port;
-use npuc::quant::Recorder;
+use npuc::quant::Encodings;
 use npuc::{Code, Diagnostic, Result, Tensor};
 use rayon::ThreadPool;
 
-use super::host::HostStep;
+use super::host::{HostStep, Observer};
 use super::litert::{LiteRt, Model};
 
 /// What computes a segment.
@@ -25,9 +25,22 @@ pub enum Segment {
 }
 
 impl Segment {
-    /// A segment on the host.
-    pub fn host(graph: &Graph, weights: &BTreeMap<String, Tensor>, pool: Arc<ThreadPool>) -> Result<Segment> {
-        Ok(Segment::Host(Box::new(HostStep::new(graph, weights, &[], pool)?)))
+    /// A segment on the host, in the whole numbers of `encodings` if there are any.
+    pub fn host(
+        graph: &Graph,
+        weights: &BTreeMap<String, Tensor>,
+        encodings: Option<&Encodings>,
+        pool: Arc<ThreadPool>,
+    ) -> Result<Segment> {
+        Ok(Segment::Host(Box::new(HostStep::with_encodings(graph, weights, encodings, &[], pool)?)))
+    }
+
+    /// The same, showing the values of a segment on the host to `observer`.
+    pub fn observed(self, observer: Observer) -> Segment {
+        match self {
+            Segment::Host(step) => Segment::Host(Box::new(step.observed(observer))),
+            other @ Segment::LiteRt(..) => other,
+        }
     }
 
     /// Names and element counts of the input ports, in order.
@@ -199,13 +212,13 @@ impl Chain {
         &self.slots[self.results[port]]
     }
 
-    /// What the segments on the host recorded.
-    pub(crate) fn into_recorders(self) -> Vec<Recorder> {
-        let recorder = |link: Link| match link.segment {
-            Segment::Host(step) => step.into_recorder(),
-            Segment::LiteRt(..) => None,
+    /// The values of segments on the host of which numbers were cut off, with how many.
+    pub(crate) fn saturated(&self) -> Vec<(String, u64)> {
+        let of = |link: &Link| match &link.segment {
+            Segment::Host(step) => step.saturated(),
+            Segment::LiteRt(..) => Vec::new(),
         };
-        self.links.into_iter().filter_map(recorder).collect()
+        self.links.iter().flat_map(of).collect()
     }
 
     /// Computes one step, segment by segment.

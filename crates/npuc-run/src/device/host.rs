@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use npuc::exec::Executor;
-use npuc::ir::{Graph, ValueId};
-use npuc::quant::Recorder;
+use npuc::ir::{Def, Graph, Value, ValueId};
+use npuc::quant::Encodings;
 use npuc::{Code, Diagnostic, Result, Tensor};
 use rayon::ThreadPool;
 
@@ -29,12 +29,16 @@ pub fn thread_pool(threads: usize) -> Result<Arc<ThreadPool>> {
     Ok(Arc::new(pool))
 }
 
+/// Is shown every input of a graph and every value right after it is computed, see [`Executor::run_observed`].
+pub type Observer = Box<dyn FnMut(ValueId, &[f32]) + Send>;
+
 /// One graph on the host.
 pub struct HostStep {
     executor: Executor,
     pool: Arc<ThreadPool>,
-    /// Sees every value as it is computed, where ranges are wanted.
-    recorder: Option<Recorder>,
+    observer: Option<Observer>,
+    /// What each value is called in reports, where it is computed in whole numbers.
+    names: Vec<String>,
 }
 
 impl HostStep {
@@ -45,26 +49,48 @@ impl HostStep {
         keep: &[ValueId],
         pool: Arc<ThreadPool>,
     ) -> Result<HostStep> {
-        Ok(HostStep { executor: Executor::new(graph, weights, keep)?, pool, recorder: None })
+        HostStep::with_encodings(graph, weights, None, keep, pool)
     }
 
-    /// The same, recording the ranges of all values of the graph.
-    pub fn recording(mut self, graph: &Graph) -> HostStep {
-        self.recorder = Some(Recorder::new(graph));
+    /// The same in the whole numbers of `encodings`, if there are any; see [`Executor::with_encodings`].
+    pub fn with_encodings(
+        graph: &Graph,
+        weights: &BTreeMap<String, Tensor>,
+        encodings: Option<&Encodings>,
+        keep: &[ValueId],
+        pool: Arc<ThreadPool>,
+    ) -> Result<HostStep> {
+        let Some(encodings) = encodings else {
+            let executor = Executor::new(graph, weights, keep)?;
+            return Ok(HostStep { executor, pool, observer: None, names: Vec::new() });
+        };
+        let name = |(place, value): (usize, &Value)| match &value.def {
+            Def::Input | Def::Weight => value.name.clone(),
+            Def::Op { op, .. } => format!("{}/{}.{place}", value.name, op.name()),
+        };
+        let names = graph.values.iter().enumerate().map(name).collect();
+        let executor = pool.install(|| Executor::with_encodings(graph, weights, encodings, keep))?;
+        Ok(HostStep { executor, pool, observer: None, names })
+    }
+
+    /// The values of which numbers were cut off in all steps so far, with how many.
+    pub fn saturated(&self) -> Vec<(String, u64)> {
+        let named = |(value, count): (ValueId, u64)| (self.names[value.index()].clone(), count);
+        self.executor.saturated().into_iter().map(named).collect()
+    }
+
+    /// The same, showing its values to `observer`.
+    pub fn observed(mut self, observer: Observer) -> HostStep {
+        self.observer = Some(observer);
         self
-    }
-
-    /// What was recorded, if anything was to be.
-    pub fn into_recorder(self) -> Option<Recorder> {
-        self.recorder
     }
 
     /// Computes one step from the buffers of the input ports, in port order.
     pub fn run(&mut self, inputs: &[&[Vec<f32>]]) {
-        let (executor, recorder) = (&mut self.executor, &mut self.recorder);
-        self.pool.install(|| match recorder {
+        let (executor, observer) = (&mut self.executor, &mut self.observer);
+        self.pool.install(|| match observer {
             None => executor.run(inputs),
-            Some(recorder) => executor.run_observed(inputs, &mut |id, elements| recorder.see(id, elements)),
+            Some(observer) => executor.run_observed(inputs, observer),
         });
     }
 

@@ -55,6 +55,14 @@ impl Device {
         }
     }
 
+    /// The values computed in whole numbers on the host of which numbers were cut off, with how many.
+    pub fn saturated(&self) -> Vec<(String, u64)> {
+        match self {
+            Device::Host(step) => step.saturated(),
+            Device::Chain(step) => step.saturated(),
+        }
+    }
+
     /// The elements of a kept value after a step; only the host keeps values.
     pub fn kept(&self, value: ValueId) -> Option<&[f32]> {
         match self {

@@ -89,21 +89,21 @@ pub(super) struct CacheSize {
 
 /// Where the tokens of a step are.
 #[derive(Clone, Copy)]
-pub(super) struct Context {
+pub(crate) struct Context {
     /// The row of the first token; rows before it and after the last are padding.
-    pub(super) first: usize,
+    pub(crate) first: usize,
     /// How many tokens.
-    pub(super) valid: usize,
+    pub(crate) valid: usize,
     /// Tokens in the caches before the step.
-    pub(super) position: usize,
+    pub(crate) position: usize,
     /// How the caches travel.
-    pub(super) protocol: CacheProtocol,
+    pub(crate) protocol: CacheProtocol,
     /// What the mask holds where a position is hidden.
-    pub(super) hidden_mask: f32,
+    pub(crate) hidden_mask: f32,
 }
 
 /// Rows of the embedding table; padding is zero.
-pub(super) fn fill_embeds(buffer: &mut [f32], ids: &[u32], first: usize, embedding: &Tensor) {
+pub(crate) fn fill_embeds(buffer: &mut [f32], ids: &[u32], first: usize, embedding: &Tensor) {
     let hidden = embedding.shape[1];
     let bytes = embedding.bytes();
     let row_bytes = bytes.len() / embedding.shape[0];
@@ -115,7 +115,7 @@ pub(super) fn fill_embeds(buffer: &mut [f32], ids: &[u32], first: usize, embeddi
 
 /// A token sees the valid past and the step's tokens up to itself; a padding row sees itself, so that no
 /// row is fully hidden.
-pub(super) fn fill_mask(buffer: &mut [f32], shape: StepShape, context: Context) {
+pub(crate) fn fill_mask(buffer: &mut [f32], shape: StepShape, context: Context) {
     let past = match context.protocol {
         CacheProtocol::Append | CacheProtocol::OneHot => 0..context.position,
         CacheProtocol::Shift => shape.capacity - context.position..shape.capacity,
@@ -151,7 +151,7 @@ pub(super) fn place_rows(state: &mut [f32], rows: &[f32], cache: CacheSize, toke
 }
 
 /// The cosine or sine of every token's rotary angles, a row of `head_dim / 2` per token.
-pub(super) fn fill_angles(buffer: &mut [f32], frequencies: &[f32], context: Context, of: fn(f32) -> f32) {
+pub(crate) fn fill_angles(buffer: &mut [f32], frequencies: &[f32], context: Context, of: fn(f32) -> f32) {
     for (row, angles) in buffer.chunks_exact_mut(frequencies.len()).enumerate() {
         let position = context.position + row.saturating_sub(context.first);
         for (out, &frequency) in angles.iter_mut().zip(frequencies) {

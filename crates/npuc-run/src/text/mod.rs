@@ -9,6 +9,7 @@ mod pretokenizer;
 mod sampler;
 mod stream;
 mod template;
+mod to_gguf;
 mod tokenizer;
 mod vocab_gguf;
 
@@ -16,6 +17,7 @@ pub use model::{BundleText, TextModel, bundle_text};
 pub use sampler::{Sampler, Sampling, SamplingConfig};
 pub use stream::{Held, StopTexts, TextStream};
 pub use template::{ChatTemplate, Date, Message};
+pub use to_gguf::gguf_vocab;
 pub use tokenizer::Tokenizer;
 pub use vocab_gguf::tokenizer_json;
 

@@ -84,6 +84,14 @@ impl PreTokenizer {
         })
     }
 
+    /// The first name of the row that splits text as a `tokenizer.json` does, if there is one.
+    pub(super) fn of_json(json: &Value) -> Option<&'static str> {
+        let splits = splits_of(&json["pre_tokenizer"])?;
+        let nfc = json["normalizer"]["type"].as_str() == Some("NFC");
+        let row = TABLE.iter().find(|row| row.splits == splits && row.nfc == nfc)?;
+        row.names.first().copied()
+    }
+
     /// The `normalizer` of a `tokenizer.json`.
     pub(super) fn normalizer_json(&self) -> Value {
         if self.nfc { json!({"type": "NFC"}) } else { Value::Null }
@@ -95,5 +103,22 @@ impl PreTokenizer {
         let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
         let steps: Vec<Value> = self.splits.iter().map(split).chain([bytes]).collect();
         json!({"type": "Sequence", "pretokenizers": steps})
+    }
+}
+
+/// The regular expressions that a `pre_tokenizer` isolates, in order; `None` for steps of another kind.
+fn splits_of(step: &Value) -> Option<Vec<&str>> {
+    match step["type"].as_str()? {
+        "Sequence" => {
+            let steps: Option<Vec<Vec<&str>>> = step["pretokenizers"].as_array()?.iter().map(splits_of).collect();
+            Some(steps?.concat())
+        }
+        "Split" if step["behavior"] == "Isolated" && step["invert"] != true => {
+            Some(vec![step["pattern"]["Regex"].as_str()?])
+        }
+        "Digits" if step["individual_digits"] == true => Some(vec![DIGIT]),
+        "ByteLevel" if step["use_regex"] == false => Some(Vec::new()),
+        "ByteLevel" if step["add_prefix_space"] != true => Some(vec![GPT2]),
+        _ => None,
     }
 }

@@ -82,6 +82,15 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The id that the tokenizer puts before every text (BOS), if it does.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn first_id(&self) -> Result<Option<u32>> {
+        let (with, without) = (self.encode("a", true)?, self.encode("a", false)?);
+        Ok(with.first().filter(|first| without.first() != Some(first)).copied())
+    }
+
     /// The text of `ids`. `skip_special` leaves out special tokens. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors

@@ -1,0 +1,232 @@
+//! `npuc diff`: the first operation where two forms of a model part.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use npuc::bundle::is_bundle;
+use npuc::ir::ValueId;
+use npuc::ir::text::value_text;
+use npuc::{Code, Diagnostic, Error, Result};
+use npuc_run::fidelity::{Difference, Tracer, Unpaired, Where};
+use npuc_run::program::Program;
+use serde::Serialize;
+
+use crate::args::{DiffArgs, threads};
+use crate::output::{Output, count};
+use crate::{corpus, session};
+
+/// Tokens of the prefill step, at most.
+const PREFILL_TOKENS: usize = 128;
+/// Values shown before the one that parts.
+const BEFORE: usize = 3;
+
+#[derive(Serialize)]
+struct Report {
+    threshold_db: f64,
+    steps: Vec<Step>,
+    /// The first value below the threshold.
+    parting: Option<Parting>,
+    warnings: Vec<Diagnostic>,
+}
+
+/// A step that was compared.
+#[derive(Serialize)]
+struct Step {
+    /// 0 for the prefill step, then the decode steps.
+    step: usize,
+    first_position: usize,
+    tokens: usize,
+    /// Values compared.
+    values: usize,
+    /// The lowest ratio of these; absent where it is not finite.
+    least_sqnr_db: Option<f64>,
+    unpaired: Unpaired,
+}
+
+#[derive(Serialize)]
+struct Parting {
+    step: usize,
+    first_position: usize,
+    tokens: usize,
+    #[serde(flatten)]
+    value: Value,
+    /// The values before it in the same step that had not parted, the nearest last.
+    before: Vec<Value>,
+}
+
+#[derive(Serialize)]
+struct Value {
+    #[serde(flatten)]
+    at: Where,
+    /// Absent where it is not finite: elements all equal, none but zeros in the reference, or not finite themselves.
+    sqnr_db: Option<f64>,
+    equal: bool,
+    non_finite: usize,
+    max_abs: f64,
+    /// The element with that difference.
+    max_index: Vec<usize>,
+    reference_line: String,
+    model_line: String,
+}
+
+/// Runs the command; gives the exit status.
+pub(crate) fn command(args: &DiffArgs, output: Output) -> Result<u8> {
+    if args.threshold_db.is_nan() {
+        let fault = Diagnostic::error(Code::BadArgument, "the threshold is not a number").subject("--threshold-db");
+        return Err(fault.need("a ratio in dB, e.g. 40").have(args.threshold_db).into());
+    }
+    let spinner = output.spinner("comparing");
+    let (reference, model) = open(&args.reference, &args.model)?;
+    let warnings: Vec<Diagnostic> = reference.warnings.iter().chain(&model.warnings).cloned().collect();
+    output.warnings(&warnings);
+    let ids = match corpus::given(&args.corpus, &reference, &args.reference)? {
+        Some(ids) => ids,
+        None => corpus::prompts(&reference)?.concat(),
+    };
+    let (steps, parting) = compare(args, (&reference, &model), &ids)?;
+    drop(spinner);
+    let report = Report { threshold_db: args.threshold_db, steps, parting, warnings };
+    output.result(&report, &render(&report))?;
+    let Some(parting) = &report.parting else { return Ok(0) };
+    let error = Error::from(fault(parting, args.threshold_db));
+    output.note(&error.to_string());
+    Ok(error.exit_status())
+}
+
+/// Both forms; a checkpoint is built with the shapes of the bundle beside it.
+fn open(reference: &Path, model: &Path) -> Result<(Program, Program)> {
+    if is_bundle(model) && !is_bundle(reference) {
+        let model = Program::open(model, None)?;
+        return Ok((session::open_beside(reference, &model)?, model));
+    }
+    let reference = Program::open(reference, None)?;
+    let model = session::open_beside(model, &reference)?;
+    Ok((reference, model))
+}
+
+/// Runs both forms over a prefill step and the decode steps, up to the step in which they part.
+fn compare(
+    args: &DiffArgs,
+    (reference, model): (&Program, &Program),
+    ids: &[u32],
+) -> Result<(Vec<Step>, Option<Parting>)> {
+    let mut tracer = Tracer::new(reference, model, threads(args.threads))?;
+    if ids.len() <= args.steps {
+        let fault = Diagnostic::error(Code::BadArgument, "there are too few ids for the steps");
+        let fault = fault.need(format!("one to prefill and {} to decode", args.steps)).have(ids.len());
+        return Err(fault.help("give a longer text, or fewer --steps").into());
+    }
+    let prefill = tracer.largest_step((ids.len() - args.steps).min(PREFILL_TOKENS));
+    let (first, rest) = ids.split_at(prefill);
+    let mut steps = Vec::new();
+    let mut first_position = 0;
+    for (step, ids) in [first].into_iter().chain(rest[..args.steps].chunks(1)).enumerate() {
+        let differences = tracer.step(ids)?;
+        let unpaired = tracer.unpaired(ids.len()).unwrap_or(Unpaired { reference: 0, model: 0 });
+        let least = differences.iter().map(|d| d.distance.sqnr_db()).fold(f64::INFINITY, f64::min);
+        steps.push(Step {
+            step,
+            first_position,
+            tokens: ids.len(),
+            values: differences.len(),
+            least_sqnr_db: Some(least).filter(|db| db.is_finite()),
+            unpaired,
+        });
+        if let Some(at) = differences.iter().position(|d| d.distance.sqnr_db() < args.threshold_db) {
+            let value = |difference: &Difference| Value::new(difference, reference, model);
+            let before = differences[at.saturating_sub(BEFORE)..at].iter().map(value).collect();
+            let value = value(&differences[at]);
+            return Ok((steps, Some(Parting { step, first_position, tokens: ids.len(), value, before })));
+        }
+        first_position += ids.len();
+    }
+    Ok((steps, None))
+}
+
+impl Value {
+    fn new(Difference { at, distance }: &Difference, reference: &Program, model: &Program) -> Value {
+        Value {
+            sqnr_db: Some(distance.sqnr_db()).filter(|db| db.is_finite()),
+            equal: distance.sqnr_db() == f64::INFINITY,
+            non_finite: distance.non_finite,
+            max_abs: distance.max_abs,
+            max_index: index(&at.shape, distance.max_at),
+            reference_line: line(reference, &at.reference_graph, at.reference),
+            model_line: line(model, &at.model_graph, at.model),
+            at: at.clone(),
+        }
+    }
+}
+
+/// The index of an element along every axis.
+fn index(shape: &[usize], mut element: usize) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for (place, &extent) in index.iter_mut().zip(shape).rev() {
+        (*place, element) = (element % extent, element / extent);
+    }
+    index
+}
+
+/// The line of the IR that defines a value.
+fn line(program: &Program, graph: &str, value: u32) -> String {
+    let graphs = program.steps.iter().flat_map(|step| &step.segments).map(|segment| &segment.graph);
+    let found = graphs.into_iter().find(|g| g.name == graph && (value as usize) < g.values.len());
+    found.map_or_else(String::new, |graph| value_text(graph, ValueId(value)))
+}
+
+fn fault(parting: &Parting, threshold_db: f64) -> Diagnostic {
+    Diagnostic::error(Code::Unfaithful, "the two forms part")
+        .subject(format!("{} {}", parting.value.at.path, parting.value.at.op))
+        .need(format!("a ratio of signal to noise of at least {threshold_db} dB"))
+        .have(ratio(&parting.value))
+        .help("look at what its line reads: those values were still good; --threshold-db sets what counts as parting")
+}
+
+fn ratio(value: &Value) -> String {
+    match value.sqnr_db {
+        Some(db) => format!("{db:.2} dB"),
+        None if value.equal => "equal".into(),
+        None if value.non_finite > 0 => format!("{} not finite in one form alone", count(value.non_finite, "element")),
+        None => "differences where the reference has only zeros".into(),
+    }
+}
+
+fn place(step: usize, first: usize, tokens: usize) -> String {
+    let last = first + tokens - 1;
+    let positions = if tokens == 1 { format!("position {first}") } else { format!("positions {first}-{last}") };
+    if step == 0 { format!("prefill, {positions}") } else { format!("decode step {step}, {positions}") }
+}
+
+fn render(report: &Report) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    for step in &report.steps {
+        let least = step.least_sqnr_db.map_or(String::new(), |db| format!(", the lowest at {db:.2} dB"));
+        let (values, Unpaired { reference, model }) = (count(step.values, "value"), step.unpaired);
+        let alone = if reference + model > 0 {
+            format!("; not in both: {reference} of A, {model} of B")
+        } else {
+            String::new()
+        };
+        let place = place(step.step, step.first_position, step.tokens);
+        let _ = writeln!(text, "{place}: {values} compared{least}{alone}");
+    }
+    let Some(parting) = &report.parting else {
+        let _ = writeln!(text, "no value is below {} dB", report.threshold_db);
+        return text;
+    };
+    if !parting.before.is_empty() {
+        text.push_str("\nstill good before it\n");
+    }
+    for value in &parting.before {
+        let _ = writeln!(text, "  {:<14}{} {}", ratio(value), value.at.path, value.at.op);
+    }
+    let Parting { step, first_position, tokens, value, .. } = parting;
+    let _ = writeln!(text, "\nfirst to part: {} {}", value.at.path, value.at.op);
+    let _ = writeln!(text, "  where         {}", place(*step, *first_position, *tokens));
+    let _ = writeln!(text, "  ratio         {}", ratio(value));
+    let _ = writeln!(text, "  max |a - b|   {:.3e} at {:?} of {:?}", value.max_abs, value.max_index, value.at.shape);
+    let _ = writeln!(text, "  in A          {}: {}", value.at.reference_graph, value.reference_line.trim());
+    let _ = writeln!(text, "  in B          {}: {}", value.at.model_graph, value.model_line.trim());
+    text
+}

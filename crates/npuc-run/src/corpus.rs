@@ -1,0 +1,125 @@
+//! Calibration text: a file of the user's or what the model itself writes, as sequences of token ids, with a hash.
+
+use std::path::Path;
+
+use npuc::front::Checkpoint;
+use npuc::{Code, Diagnostic, Error, Result};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::calibrate::own_sequences;
+use crate::text::TextModel;
+
+/// The fewest tokens that say anything of a model's activations.
+const FEWEST_TOKENS: usize = 32;
+
+/// Sequences of token ids to calibrate with.
+#[derive(Clone, Debug)]
+pub struct Corpus {
+    /// The sequences.
+    pub sequences: Vec<Vec<u32>>,
+    /// What they are, for reports.
+    pub source: String,
+    /// The SHA-256 of the ids, in hexadecimal: what was calibrated with.
+    pub sha256: String,
+}
+
+/// How much text is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// Sequences at most.
+    pub samples: usize,
+    /// Tokens of each at most.
+    pub tokens: usize,
+}
+
+impl Corpus {
+    /// The text of a file: plain, or one JSON object with `text` a line where the name ends in `.jsonl`. Sequences are
+    /// taken evenly over the whole text.
+    ///
+    /// Errors: a model without a tokenizer; a file that cannot be read, is not UTF-8, has a malformed line, or holds
+    /// fewer than 32 tokens.
+    pub fn of_file(path: &Path, checkpoint: &Checkpoint, amount: Amount) -> Result<Corpus> {
+        let model = TextModel::of_checkpoint(checkpoint)?.ok_or_else(|| {
+            let fault = Diagnostic::error(Code::NoTokenizer, "the model has no tokenizer to read the text with");
+            fault.file(path).help("leave out --calibration: the model then writes its own text")
+        })?;
+        let text = read_utf8(path)?;
+        let encode = |text: &str| model.tokenizer.encode(text, true).map_err(|e| e.in_file(path));
+        let documents: Vec<Vec<u32>> = match path.extension().is_some_and(|ending| ending == "jsonl") {
+            true => {
+                lines(&text).map_err(|e| e.in_file(path))?.iter().map(|text| encode(text)).collect::<Result<_>>()?
+            }
+            false => vec![encode(&text)?],
+        };
+        let total: usize = documents.iter().map(Vec::len).sum();
+        if total < FEWEST_TOKENS {
+            let fault = Diagnostic::error(Code::BadArgument, "the text to calibrate with is too short").file(path);
+            return Err(fault.need(format!("{FEWEST_TOKENS} tokens at least")).have(format!("{total} tokens")).into());
+        }
+        let pieces: Vec<&[u32]> = documents.iter().flat_map(|ids| ids.chunks(amount.tokens.max(1))).collect();
+        let whole = pieces.iter().copied().filter(|ids| ids.len() == amount.tokens);
+        let pieces = if whole.clone().count() >= amount.samples { whole.collect() } else { pieces };
+        let taken = amount.samples.min(pieces.len());
+        let sequences: Vec<Vec<u32>> = (0..taken).map(|i| pieces[i * pieces.len() / taken].to_vec()).collect();
+        Ok(Corpus::new(sequences, path.display().to_string()))
+    }
+
+    /// What the model writes by itself from its first token on, from fixed seeds.
+    ///
+    /// Errors: a model that cannot begin a text, or gives scores that are not numbers.
+    pub fn of_model(checkpoint: &Checkpoint, amount: Amount, threads: usize) -> Result<Corpus> {
+        let sequences = own_sequences(checkpoint, amount.samples, amount.tokens, threads)?;
+        Ok(Corpus::new(sequences, "the model's own text".into()))
+    }
+
+    fn new(sequences: Vec<Vec<u32>>, source: String) -> Corpus {
+        let mut hash = Sha256::new();
+        for ids in &sequences {
+            hash.update((ids.len() as u64).to_le_bytes());
+            ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+        }
+        let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Corpus { sequences, source, sha256 }
+    }
+
+    /// The tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.sequences.iter().map(Vec::len).sum()
+    }
+}
+
+/// The content of a text file.
+///
+/// Errors: a file that cannot be read or is not UTF-8, with the offset of the first byte that is not.
+pub fn read_utf8(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path)
+        .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
+    String::from_utf8(bytes).map_err(|e| {
+        Diagnostic::error(Code::BadArgument, "the text is not UTF-8")
+            .file(path)
+            .have(format!("an invalid sequence at byte {}", e.utf8_error().valid_up_to()))
+            .help("convert it, e.g. with `iconv -t UTF-8`")
+            .into()
+    })
+}
+
+/// The texts of a file of JSON lines.
+fn lines(text: &str) -> Result<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Line {
+        text: String,
+    }
+    let (mut texts, mut faults) = (Vec::new(), Vec::new());
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        match serde_json::from_str::<Line>(line) {
+            Ok(line) => texts.push(line.text),
+            Err(e) => {
+                let fault = Diagnostic::error(Code::BadArgument, format!("a line is malformed: {e}")).line(number + 1);
+                faults.push(fault.need("an object with a `text`"));
+            }
+        }
+    }
+    Error::check(faults)?;
+    Ok(texts)
+}

@@ -1,0 +1,20 @@
+//! Fidelity: how close a model's scores are to a reference's, and where two forms of a model part.
+//!
+//! `docs/fidelity.md` defines every figure with its formula; the code here is that page.
+
+mod figures;
+mod gate;
+mod pairs;
+mod reference;
+mod sqnr;
+mod text;
+mod trace;
+mod windows;
+
+pub use figures::{Fidelity, best_id};
+pub use gate::Gate;
+pub use reference::{Reference, compare};
+pub use sqnr::{Layers, ValueFidelity, layers};
+pub use text::{CosineBin, Kl, Perplexity, TextFigures, compare_text, perplexity};
+pub use trace::{Difference, Distance, Tracer, Unpaired, Where};
+pub use windows::{DEFAULT_CONTEXT, Windows, check_context};
