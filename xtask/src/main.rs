@@ -9,7 +9,9 @@ use clap::{Parser, Subcommand};
 
 mod demo;
 mod fetch;
+mod fidelity;
 mod litert;
+mod peer;
 mod real;
 mod tidy;
 
@@ -33,6 +35,10 @@ enum Task {
     Real,
     /// Hold emitted TFLite files in the LiteRT interpreter against the host (release build; fetches both)
     Litert,
+    /// Measure the real model in every format: the table of docs/fidelity.md (release build; an hour)
+    Fidelity,
+    /// Hold GGUF files that npuc writes against llama.cpp (release build; fetches and builds it with cmake and ninja)
+    Peer,
     /// Only the house rules: file lengths and headers, unsafe code, large files
     Tidy,
 }
@@ -43,6 +49,8 @@ fn main() -> ExitCode {
         Task::Test => test(),
         Task::Real => real::real(),
         Task::Litert => litert::litert(),
+        Task::Fidelity => fidelity::fidelity(),
+        Task::Peer => peer::peer(),
         Task::Tidy => tidy::tidy(&root()),
     };
     match result {

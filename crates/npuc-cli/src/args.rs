@@ -7,6 +7,7 @@ use npuc::fit::Request;
 use npuc::mend::Preference;
 use npuc::model::StepShape;
 use npuc::pass::Pass;
+use npuc::quant::solve::Grouping;
 
 const START: &str = "\
 Where to begin:
@@ -47,6 +48,8 @@ pub(crate) enum Command {
     Quantize(QuantizeArgs),
     /// List the recipes: formats of weights, activations and caches
     Recipes(RecipesArgs),
+    /// Choose a format for every matrix that keeps a model closest to itself within a budget of bits, as a recipe
+    Solve(SolveArgs),
     /// Answer a prompt with a bundle or, built on the spot, a checkpoint
     Run(RunArgs),
     /// Measure a bundle or checkpoint: against reference outputs or another model, or its perplexity on a text
@@ -215,6 +218,11 @@ pub(crate) struct BuildArgs {
     /// Step shapes: tokens at once against rows of cache; one of them takes a single token
     #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
     pub(crate) shapes: Option<Vec<String>>,
+    /// Store the weights after a recipe of `npuc recipes`, or a file that ends in .toml
+    #[arg(long, value_name = "RECIPE")]
+    pub(crate) recipe: Option<String>,
+    #[command(flatten)]
+    pub(crate) how: RecipeArgs,
     #[command(flatten)]
     pub(crate) chip: ChipArgs,
     /// Build without the tokenizer when it cannot be read; the bundle then takes token ids only
@@ -257,9 +265,6 @@ pub(crate) struct ChipArgs {
     /// whether ncc-tflite does is not known
     #[arg(long)]
     pub(crate) outer_buffers: bool,
-    /// A text that integer precisions take the ranges of activations from; without it, the model writes one itself
-    #[arg(long, value_name = "FILE")]
-    pub(crate) calibration: Option<PathBuf>,
 }
 
 /// How well weights are rounded.
@@ -274,7 +279,7 @@ pub(crate) enum QualityArg {
 }
 
 /// What a model's weights become.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub(crate) struct RecipeArgs {
     /// How weights are rounded; without it, best where there is calibration text, and search otherwise
     #[arg(long, value_enum)]
@@ -285,7 +290,7 @@ pub(crate) struct RecipeArgs {
     /// Sequences of calibration text at most
     #[arg(long, default_value_t = 32, value_name = "N")]
     pub(crate) samples: usize,
-    /// Tokens of each sequence at most
+    /// Tokens of each sequence at most, and no more than the model's context
     #[arg(long, default_value_t = 512, value_name = "N")]
     pub(crate) tokens: usize,
     /// Turn the residual stream and the values by Hadamard matrices first, which spreads outliers; a tied head then becomes
@@ -298,6 +303,9 @@ pub(crate) struct RecipeArgs {
     /// The seed of the signs of --rotate
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) seed: u64,
+    /// How ranges of whole-number activations follow from the text: minmax, mse or percentile=P; without it, minmax
+    #[arg(long, value_name = "METHOD")]
+    pub(crate) ranges: Option<String>,
     /// Refuse what the recipe asks for and cannot be, instead of taking the nearest format
     #[arg(long)]
     pub(crate) strict: bool,
@@ -336,6 +344,66 @@ pub(crate) struct QuantizeArgs {
 pub(crate) struct RecipesArgs {
     /// One of them, or a file that ends in .toml: print it as TOML; without it, list them
     pub(crate) name: Option<String>,
+}
+
+/// Which matrices get the same format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum By {
+    /// Each its own
+    Tensor,
+    /// Those of a layer
+    Layer,
+    /// Those that are the same in every layer, e.g. all down projections
+    Role,
+}
+
+impl From<By> for Grouping {
+    fn from(by: By) -> Grouping {
+        match by {
+            By::Tensor => Grouping::Tensor,
+            By::Layer => Grouping::Layer,
+            By::Role => Grouping::Role,
+        }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct SolveArgs {
+    /// A Hugging Face folder or a .gguf file
+    pub(crate) model: PathBuf,
+    /// The chip whose formats the weights may have
+    #[arg(long)]
+    pub(crate) target: String,
+    /// Bits of a weight at most, over all matrices: projections, head and table, scales included
+    #[arg(long, value_name = "BITS", allow_negative_numbers = true)]
+    pub(crate) budget_bits: f64,
+    /// Activations as recipes have them; without it, float where the target takes floats, else int16
+    #[arg(long, value_name = "ACT")]
+    pub(crate) act: Option<String>,
+    /// Formats to choose among, e.g. q4_0,q8_0; without it, all that the target takes
+    #[arg(long, value_delimiter = ',', value_name = "FORMATS")]
+    pub(crate) formats: Option<Vec<String>>,
+    /// Which matrices get the same format
+    #[arg(long, value_enum, default_value_t = By::Tensor)]
+    pub(crate) by: By,
+    /// The text to measure on; without it and --ids, the model writes one itself
+    #[command(flatten)]
+    pub(crate) corpus: CorpusArgs,
+    /// Token ids of a window of the text, of which the second half is scored
+    #[arg(long, default_value_t = npuc_run::fidelity::DEFAULT_CONTEXT, value_name = "N")]
+    pub(crate) context: usize,
+    /// Measure on the first N windows of the text
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub(crate) windows: usize,
+    /// What counts as faithful, as in `npuc verify`; without it, nothing is asked
+    #[arg(long, value_name = "CONDITIONS")]
+    pub(crate) gate: Option<String>,
+    /// A .toml file for the recipe, which is printed in any case
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
 }
 
 #[derive(Args)]

@@ -9,7 +9,7 @@ use npuc::bundle::write::{self, Contents, Written};
 use npuc::front::{self, Checkpoint};
 use npuc::{Diagnostic, Result, target};
 
-use crate::args::BuildArgs;
+use crate::args::{BuildArgs, RecipeArgs};
 use crate::output::Output;
 
 pub(crate) mod host;
@@ -22,6 +22,25 @@ pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
         BackEnd::Host => host::build(args, &target, output),
         BackEnd::Tflite => tflite::build(args, &target, output),
     }
+}
+
+/// Flags of a recipe that is not there are a misunderstanding, not a wish. `--calibration` has a use without.
+fn refuse_idle_recipe_flags(args: &BuildArgs) -> Result<()> {
+    let RecipeArgs { quality, rotate, scale, ranges, strict, max_rss, calibration: _, samples: _, tokens: _, seed: _ } =
+        &args.how;
+    let idle = [
+        ("--quality", quality.is_some()),
+        ("--rotate", *rotate),
+        ("--scale", *scale),
+        ("--ranges", ranges.is_some()),
+        ("--strict", *strict),
+        ("--max-rss", max_rss.is_some()),
+    ];
+    let faults = idle.into_iter().filter(|(_, given)| *given && args.recipe.is_none()).map(|(flag, _)| {
+        let fault = Diagnostic::error(npuc::Code::BadArgument, format!("{flag} does nothing without a recipe"));
+        fault.help("add --recipe, or leave the flag out")
+    });
+    npuc::Error::check(faults.collect())
 }
 
 fn open(args: &BuildArgs) -> Result<Checkpoint> {

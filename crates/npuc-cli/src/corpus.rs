@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use npuc::{Code, Diagnostic, Error, Result};
+use npuc_run::corpus::read_text;
 use npuc_run::program::{Program, sizes};
 use npuc_run::text::TextModel;
 
@@ -60,23 +61,6 @@ pub(crate) fn prompts(program: &Program) -> Result<Vec<Vec<u32>>> {
             Ok((1..4).map(|seed| (0..PROMPT_IDS).map(|i| (i * 7919 + seed * 131) % vocab).collect()).collect())
         }
     }
-}
-
-/// The text of a file.
-///
-/// Errors: a file that cannot be read, bytes that are not UTF-8.
-pub(crate) fn read_text(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path)
-        .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
-    String::from_utf8(bytes).map_err(|e| {
-        let at = e.utf8_error().valid_up_to();
-        Diagnostic::error(Code::Unreadable, "the text is not UTF-8")
-            .file(path)
-            .need("UTF-8")
-            .have(format!("byte {:#04x} at offset {at}", e.as_bytes()[at]))
-            .help("convert the text, e.g. with iconv -t UTF-8")
-            .into()
-    })
 }
 
 /// The ids of a file, or of standard input for `-`.

@@ -17,10 +17,12 @@ mod inspect;
 mod mended;
 mod output;
 mod quantize;
+mod recipe;
 mod recipes;
 mod run;
 mod sarif;
 mod session;
+mod solve;
 mod synth;
 mod targets;
 mod toolchain;
@@ -52,6 +54,7 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Build(args) => build::command(&args, output).map(|()| 0),
         Command::Quantize(args) => quantize::command(&args, output).map(|()| 0),
         Command::Recipes(args) => recipes::command(&args, output).map(|()| 0),
+        Command::Solve(args) => solve::command(&args, output),
         Command::Run(args) => run::command(&args, output).map(|()| 0),
         Command::Explain(args) => explain::command(&args, output),
         Command::Synth(args) => synth::command(&args, output).map(|()| 0),

@@ -2,27 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Instant;
 
-use indicatif::ProgressBar;
 use npuc::back::gguf::Layout;
-use npuc::front::{self, Checkpoint, ModelConfig};
-use npuc::place::parse_bytes;
-use npuc::quant::fold::{Folds, Site};
-use npuc::quant::hadamard::Rotation;
-use npuc::quant::plan::{Destination, Plan};
+use npuc::bundle::CalibrationRecord;
+use npuc::bundle::staging::{check_file, check_folder};
+use npuc::front::{self, Checkpoint, GgufVocab};
+use npuc::quant::plan::Destination;
 use npuc::quant::recipe::Recipe;
-use npuc::{Code, Diagnostic, Result, Tensor, target};
-use npuc_run::corpus::{Amount, Corpus};
-use npuc_run::quantise::{Job, Loss, Quality, Quantised, need_bytes, quantise, refuse_more_than};
+use npuc::{Code, Diagnostic, Result, target};
+use npuc_run::quantise::{Loss, Quality, Quantised};
 use npuc_run::text::gguf_vocab;
 use serde::Serialize;
 
-use crate::args::{QualityArg, QuantizeArgs, RecipeArgs, shapes, threads};
+use crate::args::{QuantizeArgs, shapes, threads};
 use crate::build::host;
 use crate::output::{Output, bytes};
+use crate::recipe::{Prepared, prepare};
 
 #[derive(Serialize)]
 struct Report {
@@ -37,21 +34,12 @@ struct Report {
     need_bytes: u64,
     formats: BTreeMap<String, usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    calibration: Option<Calibration>,
+    calibration: Option<CalibrationRecord>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     losses: Vec<Loss>,
     quantise_ms: f64,
     write_ms: f64,
     warnings: Vec<Diagnostic>,
-}
-
-/// What a quantisation was calibrated with.
-#[derive(Clone, Debug, Serialize)]
-struct Calibration {
-    source: String,
-    sequences: usize,
-    tokens: usize,
-    sha256: String,
 }
 
 /// Runs the command.
@@ -62,47 +50,39 @@ pub(crate) fn command(args: &QuantizeArgs, output: Output) -> Result<()> {
         checkpoint.tokenizer = None;
     }
     let is_gguf = args.output.extension().is_some_and(|ending| ending == "gguf");
-    let folds = folds(&checkpoint, &args.how);
-    let plan = plan(&checkpoint, &folds, &recipe, args, is_gguf)?;
-    let threads = threads(args.threads);
-    let (quality, corpus) = text(&checkpoint, &args.how, threads, output)?;
-    let need = need_bytes(&plan, quality, corpus.as_ref(), threads);
-    args.how.max_rss.as_deref().map_or(Ok(()), |limit| refuse_more_than(parse_bytes(limit)?, need))?;
-
-    let mut report = Report {
-        output: args.output.display().to_string(),
-        recipe: recipe.name.clone(),
-        quality,
-        bits_per_weight: plan.bits_per_weight(),
-        forecast_bytes: 0,
-        written_bytes: 0,
-        need_bytes: need,
-        formats: formats(&plan),
-        calibration: corpus.as_ref().map(Calibration::of),
-        losses: Vec::new(),
-        quantise_ms: 0.0,
-        write_ms: 0.0,
-        warnings: checkpoint.warnings.iter().chain(&plan.notes).cloned().collect(),
+    refuse_idle_flags(args, is_gguf)?;
+    if is_gguf { check_file(&args.output) } else { check_folder(&args.output) }?;
+    let vocab = is_gguf.then(|| vocab(&checkpoint)).transpose()?.flatten();
+    let destination = match &args.target {
+        Some(name) => Destination::Target(target::find(name)?),
+        None if is_gguf => Destination::Gguf,
+        None => Destination::Target(target::host()),
     };
+    let prepared = prepare(&checkpoint, recipe, &args.how, &destination, is_gguf, threads(args.threads), output)?;
+    let mut report = report(args, &checkpoint, &prepared);
+    if is_gguf {
+        report.warnings.extend(Layout::warnings(&checkpoint));
+    }
     output.warnings(&report.warnings);
     let start = Instant::now();
-    // Nearest rounding into a GGUF file needs no stages: weights go from file to file.
-    let direct = quality != Quality::Best && is_gguf && !args.how.rotate;
-    let job = Job { plan: &plan, folds: &folds, scale: args.how.scale, quality, corpus: corpus.as_ref(), threads };
-    let staged = (!direct).then(|| staged(&checkpoint, &job, &args.output, output)).transpose()?;
+    let staged = match prepared.is_direct() && is_gguf {
+        true => None,
+        false => Some(prepared.quantised(&checkpoint, &args.output, output)?),
+    };
     report.quantise_ms = start.elapsed().as_secs_f64() * 1e3;
     let start = Instant::now();
-    let quantised = staged.as_ref().map(|staged| &staged.checkpoint);
-    match (is_gguf, quantised) {
-        (false, Some(quantised)) => {
-            let written =
-                host::write_quantised(quantised, &recipe, shapes(args.shapes.as_ref())?, &args.output, output)?;
-            (report.forecast_bytes, report.written_bytes) = (plan.bytes(), written.weights_bytes);
+    match staged.as_ref().map(|staged| &staged.checkpoint) {
+        Some(quantised) if !is_gguf => {
+            let shapes = shapes(args.shapes.as_ref())?;
+            let written = host::write_quantised(quantised, &prepared, shapes, &args.output, output)?;
+            (report.forecast_bytes, report.written_bytes) = (prepared.plan.bytes(), written.weights_bytes);
         }
-        (_, quantised) => {
+        quantised => {
             let none = BTreeMap::new();
             let tensors = quantised.map_or(&none, |quantised| &quantised.tensors);
-            report.forecast_bytes = write_gguf(&checkpoint, &plan, tensors, quality, threads, args, output)?;
+            let layout = Layout::new(&checkpoint, &prepared.plan, tensors, vocab.as_ref())?;
+            report.forecast_bytes = layout.total_bytes();
+            write_gguf(&layout, &prepared, &args.output, output)?;
             report.written_bytes = size(&args.output)?;
         }
     }
@@ -112,115 +92,62 @@ pub(crate) fn command(args: &QuantizeArgs, output: Output) -> Result<()> {
     output.result(&report, &render(&report))
 }
 
-/// What is folded into the weights. Scales are found later; where they will be is marked by ones.
-fn folds(checkpoint: &Checkpoint, how: &RecipeArgs) -> Folds {
-    let ModelConfig::Llama(config) = &checkpoint.config;
-    let mut folds = if how.rotate {
-        let rotation = |len| Arc::new(Rotation::of(len, how.seed));
-        Folds::rotated(&checkpoint.config, &rotation(config.hidden), &rotation(config.head_dim))
-    } else {
-        Folds::none(&checkpoint.config)
-    };
-    if how.scale {
-        for site in Site::all(&checkpoint.config) {
-            folds.scale(site, &vec![1.0; site.width(&checkpoint.config)]);
-        }
+/// Flags without an effect, and an output that would take the place of its own source.
+fn refuse_idle_flags(args: &QuantizeArgs, is_gguf: bool) -> Result<()> {
+    let fault = |message: &str| Diagnostic::error(Code::BadArgument, message);
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    if args.output.exists() && real(&args.output) == real(&args.model) {
+        let fault = fault("the output is the model itself").file(&args.output);
+        return Err(fault.help("name another file: the source stays as it is").into());
     }
-    folds
-}
-
-/// The format of every weight.
-fn plan(checkpoint: &Checkpoint, folds: &Folds, recipe: &Recipe, args: &QuantizeArgs, is_gguf: bool) -> Result<Plan> {
-    let destination = match &args.target {
-        Some(name) => Destination::Target(target::find(name)?),
-        None if is_gguf => Destination::Gguf,
-        None => Destination::Target(target::host()),
-    };
-    Plan::new(checkpoint, folds, recipe, &destination, args.how.strict)
-}
-
-/// How weights are rounded, and the text for it.
-fn text(
-    checkpoint: &Checkpoint,
-    how: &RecipeArgs,
-    threads: usize,
-    output: Output,
-) -> Result<(Quality, Option<Corpus>)> {
-    let quality = match (how.quality, &how.calibration) {
-        (Some(QualityArg::Best), _) | (None, Some(_)) => Quality::Best,
-        (Some(QualityArg::Search), None) | (None, None) => Quality::Search,
-        (Some(QualityArg::Fast), None) => Quality::Fast,
-        (Some(QualityArg::Fast | QualityArg::Search), Some(path)) => {
-            let fault = Diagnostic::error(Code::BadArgument, "this quality takes no calibration text").file(path);
-            return Err(fault.subject("--quality").help("use --quality best, or leave out --calibration").into());
+    let given = shapes(args.shapes.as_ref())?;
+    match given {
+        Some(_) if is_gguf => {
+            let fault = fault("--shapes does nothing for a GGUF file");
+            Err(fault.help("name a folder with -o, or leave the flag out").into())
         }
-    };
-    if how.scale && quality != Quality::Best {
-        let fault = Diagnostic::error(Code::BadArgument, "scales follow from calibration text");
-        return Err(fault.subject("--scale").help("add --quality best").into());
+        Some(shapes) => npuc::build::Plan::new(target::host(), shapes).map(|_| ()),
+        None => Ok(()),
     }
-    let amount = Amount { samples: how.samples, tokens: how.tokens };
-    if amount.samples == 0 || amount.tokens < 2 {
-        let fault = Diagnostic::error(Code::BadArgument, "there is nothing to calibrate with");
-        return Err(fault.need("--samples of 1 at least and --tokens of 2 at least").into());
+}
+
+/// What is known before the work.
+fn report(args: &QuantizeArgs, checkpoint: &Checkpoint, prepared: &Prepared) -> Report {
+    Report {
+        output: args.output.display().to_string(),
+        recipe: prepared.recipe.name.clone(),
+        quality: prepared.quality,
+        bits_per_weight: prepared.plan.bits_per_weight(),
+        forecast_bytes: 0,
+        written_bytes: 0,
+        need_bytes: prepared.need_bytes,
+        formats: prepared.formats(),
+        calibration: prepared.calibration_record(),
+        losses: Vec::new(),
+        quantise_ms: 0.0,
+        write_ms: 0.0,
+        warnings: checkpoint.warnings.iter().chain(&prepared.plan.notes).cloned().collect(),
     }
-    let corpus = match (quality, &how.calibration) {
-        (Quality::Fast | Quality::Search, _) => None,
-        (Quality::Best, Some(path)) => Some(Corpus::of_file(path, checkpoint, amount)?),
-        (Quality::Best, None) => {
-            let spinner = output.spinner("the model writes its calibration text");
-            let corpus = Corpus::of_model(checkpoint, amount, threads)?;
-            drop(spinner);
-            Some(corpus)
-        }
-    };
-    Ok((quality, corpus))
 }
 
-/// Quantises stage by stage, with a bar; what is done lies in a folder beside the output.
-fn staged(checkpoint: &Checkpoint, job: &Job<'_>, path: &Path, output: Output) -> Result<Quantised> {
-    let bar: ProgressBar = output.steps_bar("quantising");
-    let quantised = quantise(checkpoint, job, &work_folder(path), &mut |progress| {
-        bar.set_length(progress.total as u64);
-        bar.set_position(progress.done as u64);
-    })?;
-    bar.finish_and_clear();
-    Ok(quantised)
+/// The tokenizer as GGUF files say it, if the model has one.
+fn vocab(checkpoint: &Checkpoint) -> Result<Option<GgufVocab>> {
+    let vocab = checkpoint.tokenizer.as_ref().map(|source| gguf_vocab(source, checkpoint.config.vocab()));
+    vocab.transpose().map_err(|e| e.in_file(&checkpoint.path))
 }
 
-/// Where unfinished work is kept.
-fn work_folder(output: &Path) -> PathBuf {
-    let name = output.file_name().unwrap_or_default().to_string_lossy();
-    output.with_file_name(format!(".{name}.work-npuc"))
-}
-
-/// Writes a GGUF file and gives the size that was forecast.
-fn write_gguf(
-    checkpoint: &Checkpoint,
-    plan: &Plan,
-    quantised: &BTreeMap<String, Tensor>,
-    quality: Quality,
-    threads: usize,
-    args: &QuantizeArgs,
-    output: Output,
-) -> Result<u64> {
-    let vocab = checkpoint
-        .tokenizer
-        .as_ref()
-        .map(|source| gguf_vocab(source, checkpoint.config.vocab()))
-        .transpose()
-        .map_err(|e| e.in_file(&checkpoint.path))?;
-    let layout = Layout::new(checkpoint, plan, quantised, vocab.as_ref())?;
+/// Writes a GGUF file, with a bar.
+fn write_gguf(layout: &Layout, prepared: &Prepared, path: &Path, output: Output) -> Result<()> {
     let bar = output.bytes_bar("writing");
-    let pool = npuc_run::device::host::thread_pool(threads)?;
+    let pool = npuc_run::device::host::thread_pool(prepared.threads())?;
     pool.install(|| {
-        layout.write(&args.output, quality.search(), &mut |done, total| {
+        layout.write(path, prepared.quality.search(), &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         })
     })?;
     bar.finish_and_clear();
-    Ok(layout.total_bytes())
+    Ok(())
 }
 
 fn size(path: &Path) -> Result<u64> {
@@ -228,26 +155,6 @@ fn size(path: &Path) -> Result<u64> {
     let unreadable =
         |e: std::io::Error| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path);
     Ok(data.map_err(unreadable)?.len())
-}
-
-/// How many matrices have each format.
-fn formats(plan: &Plan) -> BTreeMap<String, usize> {
-    let mut formats = BTreeMap::new();
-    for weight in plan.weights.iter().filter(|weight| weight.shape.len() > 1) {
-        *formats.entry(weight.to.name().to_owned()).or_default() += 1;
-    }
-    formats
-}
-
-impl Calibration {
-    fn of(corpus: &Corpus) -> Calibration {
-        Calibration {
-            source: corpus.source.clone(),
-            sequences: corpus.sequences.len(),
-            tokens: corpus.tokens(),
-            sha256: corpus.sha256.clone(),
-        }
-    }
 }
 
 fn render(report: &Report) -> String {
@@ -258,7 +165,7 @@ fn render(report: &Report) -> String {
     };
     let formats: Vec<String> = report.formats.iter().map(|(name, count)| format!("{count} {name}")).collect();
     line("recipe", format!("{}, {:.3} bits a weight: {}", report.recipe, report.bits_per_weight, formats.join(", ")));
-    if let Some(Calibration { source, sequences, tokens, sha256 }) = &report.calibration {
+    if let Some(CalibrationRecord { source, sequences, tokens, sha256 }) = &report.calibration {
         line(
             "calibration",
             format!("{tokens} tokens in {sequences} sequences of {source} (sha256 {}…)", &sha256[..12]),
@@ -266,10 +173,14 @@ fn render(report: &Report) -> String {
     }
     if !report.losses.is_empty() {
         let (nearest, chosen) = report.losses.iter().fold((0.0, 0.0), |sum, l| (sum.0 + l.nearest, sum.1 + l.chosen));
-        line(
-            "error",
-            format!("{:.1} % of nearest rounding's, summed over the outputs of projections", 100.0 * chosen / nearest),
-        );
+        let share = match nearest > 0.0 {
+            true => format!(
+                "{:.1} % of nearest rounding's, summed over the outputs of projections",
+                100.0 * chosen / nearest
+            ),
+            false => "none: nearest rounding changes no output of a projection on this text".to_owned(),
+        };
+        line("error", share);
     }
     line("output", format!("{} ({})", report.output, bytes(report.written_bytes)));
     line("memory", format!("at most {} apart from mapped files", bytes(report.need_bytes)));

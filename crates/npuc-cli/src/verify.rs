@@ -92,7 +92,8 @@ fn measured(
     let given = corpus::given(&args.corpus, program, &args.model)?;
     let windows = given.as_ref().map(|ids| windows(args, program, ids.clone(), context)).transpose()?;
     if let (Some(windows), None, true) = (&windows, against, on_host) {
-        return Ok(Fidelity { text: Some(perplexity(&mut session, windows)?), ..Fidelity::default() });
+        let figures = Fidelity { text: Some(perplexity(&mut session, windows)?), ..Fidelity::default() };
+        return Ok(saturation(figures, program, &session));
     }
     if against.is_none() && on_host {
         return Err(Diagnostic::error(Code::BadArgument, "this machine would be compared with itself")
@@ -110,10 +111,16 @@ fn measured(
             (on_prompts(&mut session, &mut reference, prompts)?, all)
         }
     };
+    let fidelity = if on_host { saturation(fidelity, program, &session) } else { fidelity };
     // Their buffers are not needed any more, and the next sessions have as many.
     drop((session, reference));
     let layers = other.filter(|_| on_host).map(|other| layers(&other, program, &ids, threads)).transpose()?;
     Ok(Fidelity { layers, ..fidelity })
+}
+
+/// The figures with what was cut off, where this machine computed in whole numbers.
+fn saturation(fidelity: Fidelity, program: &Program, session: &Session) -> Fidelity {
+    if program.whole_numbers { fidelity.with_saturation(session.saturated()) } else { fidelity }
 }
 
 fn windows(args: &VerifyArgs, program: &Program, ids: Vec<u32>, context: usize) -> Result<Windows> {

@@ -1,38 +1,21 @@
 //! Bundles from the command line: the same bytes every time, every flipped byte found, whole or absent.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use sha2::{Digest, Sha256};
 
 mod program;
 
-use program::{checkpoint, npuc};
+use program::{checkpoint, files, npuc};
 
 const MODEL: &str = "qwen2-bf16";
 
 fn build(model: &Path, to: &Path) {
     let output = npuc().arg("build").arg(model).args(["--shapes", "8t32c,1t32c", "-o"]).arg(to).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(folder).unwrap().to_path_buf(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    found
 }
 
 /// Standard output, standard error and exit status of `npuc run` over a few ids.

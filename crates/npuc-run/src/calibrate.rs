@@ -18,8 +18,6 @@ use crate::session::Session;
 use crate::text::{Sampler, Sampling, SamplingConfig};
 
 /// Tokens of a sequence, and how many sequences the model writes where there is no text.
-pub const SEQUENCE_TOKENS: usize = 128;
-const SEQUENCES: usize = 4;
 /// Tokens of the larger step.
 const STEP_TOKENS: usize = 16;
 /// How much wider than what was seen the ranges are, because other text reaches further: what lies beyond a range is cut
@@ -116,13 +114,6 @@ pub(crate) fn seen(program: &Program, sequences: &[Vec<u32>], threads: usize) ->
     recorders.iter().map(|step| step.iter().map(ranges).collect()).collect()
 }
 
-/// Sequences for ranges that the model writes by itself.
-///
-/// Errors: as [`own_sequences`].
-pub fn own_text(checkpoint: &Checkpoint, threads: usize) -> Result<Vec<Vec<u32>>> {
-    own_sequences(checkpoint, SEQUENCES, SEQUENCE_TOKENS, threads)
-}
-
 /// Sequences of `tokens` ids that the model writes by itself from its first token on, each from a seed of its own.
 ///
 /// Errors: a model that gives scores that are not numbers, or whose first token is outside its vocabulary.
@@ -155,9 +146,4 @@ pub fn own_sequences(checkpoint: &Checkpoint, samples: usize, tokens: usize, thr
         sequences.push(sequence);
     }
     Ok(sequences)
-}
-
-/// A text's tokens as sequences of at most [`SEQUENCE_TOKENS`], no more than `most_tokens` in all.
-pub fn sequences_of(ids: &[u32], most_tokens: usize) -> Vec<Vec<u32>> {
-    ids[..ids.len().min(most_tokens)].chunks(SEQUENCE_TOKENS).map(<[u32]>::to_vec).collect()
 }

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use npuc::front::Checkpoint;
+use npuc::bundle::CalibrationRecord;
+use npuc::front::{Checkpoint, ModelConfig};
+use npuc::quant::stream::check_finite;
 use npuc::{Code, Diagnostic, Error, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -29,7 +31,7 @@ pub struct Corpus {
 pub struct Amount {
     /// Sequences at most.
     pub samples: usize,
-    /// Tokens of each at most.
+    /// Tokens of each at most; a sequence is never longer than the model's context.
     pub tokens: usize,
 }
 
@@ -44,7 +46,7 @@ impl Corpus {
             let fault = Diagnostic::error(Code::NoTokenizer, "the model has no tokenizer to read the text with");
             fault.file(path).help("leave out --calibration: the model then writes its own text")
         })?;
-        let text = read_utf8(path)?;
+        let text = read_text(path)?;
         let encode = |text: &str| model.tokenizer.encode(text, true).map_err(|e| e.in_file(path));
         let documents: Vec<Vec<u32>> = match path.extension().is_some_and(|ending| ending == "jsonl") {
             true => {
@@ -57,8 +59,10 @@ impl Corpus {
             let fault = Diagnostic::error(Code::BadArgument, "the text to calibrate with is too short").file(path);
             return Err(fault.need(format!("{FEWEST_TOKENS} tokens at least")).have(format!("{total} tokens")).into());
         }
-        let pieces: Vec<&[u32]> = documents.iter().flat_map(|ids| ids.chunks(amount.tokens.max(1))).collect();
-        let whole = pieces.iter().copied().filter(|ids| ids.len() == amount.tokens);
+        let ModelConfig::Llama(config) = &checkpoint.config;
+        let tokens = amount.tokens.min(config.max_positions).max(1);
+        let pieces: Vec<&[u32]> = documents.iter().flat_map(|ids| ids.chunks(tokens)).collect();
+        let whole = pieces.iter().copied().filter(|ids| ids.len() == tokens);
         let pieces = if whole.clone().count() >= amount.samples { whole.collect() } else { pieces };
         let taken = amount.samples.min(pieces.len());
         let sequences: Vec<Vec<u32>> = (0..taken).map(|i| pieces[i * pieces.len() / taken].to_vec()).collect();
@@ -67,9 +71,13 @@ impl Corpus {
 
     /// What the model writes by itself from its first token on, from fixed seeds.
     ///
-    /// Errors: a model that cannot begin a text, or gives scores that are not numbers.
+    /// Errors: a model that cannot begin a text, or gives scores that are not numbers; a weight that is to blame is named.
     pub fn of_model(checkpoint: &Checkpoint, amount: Amount, threads: usize) -> Result<Corpus> {
-        let sequences = own_sequences(checkpoint, amount.samples, amount.tokens, threads)?;
+        let written = own_sequences(checkpoint, amount.samples, amount.tokens, threads);
+        let sequences = written.map_err(|error| {
+            let mut weights = checkpoint.tensors.iter();
+            weights.find_map(|(name, tensor)| check_finite(name, tensor).err()).unwrap_or(error)
+        })?;
         Ok(Corpus::new(sequences, "the model's own text".into()))
     }
 
@@ -83,6 +91,27 @@ impl Corpus {
         Corpus { sequences, source, sha256 }
     }
 
+    /// The first sequences, whole, up to the one with which there are `tokens` tokens.
+    pub fn first_tokens(self, tokens: usize) -> Corpus {
+        let mut taken = 0;
+        let enough = |ids: &Vec<u32>| {
+            let enough = taken >= tokens;
+            taken += ids.len();
+            !enough
+        };
+        Corpus::new(self.sequences.into_iter().take_while(enough).collect(), self.source)
+    }
+
+    /// What a manifest keeps of it.
+    pub fn record(&self) -> CalibrationRecord {
+        CalibrationRecord {
+            source: self.source.clone(),
+            sequences: self.sequences.len(),
+            tokens: self.tokens(),
+            sha256: self.sha256.clone(),
+        }
+    }
+
     /// The tokens of all sequences.
     pub fn tokens(&self) -> usize {
         self.sequences.iter().map(Vec::len).sum()
@@ -92,14 +121,16 @@ impl Corpus {
 /// The content of a text file.
 ///
 /// Errors: a file that cannot be read or is not UTF-8, with the offset of the first byte that is not.
-pub fn read_utf8(path: &Path) -> Result<String> {
+pub fn read_text(path: &Path) -> Result<String> {
     let bytes = std::fs::read(path)
         .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
     String::from_utf8(bytes).map_err(|e| {
-        Diagnostic::error(Code::BadArgument, "the text is not UTF-8")
+        let at = e.utf8_error().valid_up_to();
+        Diagnostic::error(Code::Unreadable, "the text is not UTF-8")
             .file(path)
-            .have(format!("an invalid sequence at byte {}", e.utf8_error().valid_up_to()))
-            .help("convert it, e.g. with `iconv -t UTF-8`")
+            .need("UTF-8")
+            .have(format!("byte {:#04x} at offset {at}", e.as_bytes()[at]))
+            .help("convert the text, e.g. with iconv -t UTF-8")
             .into()
     })
 }

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod program;
 pub mod quantise;
 pub mod session;
+pub mod solve;
 pub mod text;
 pub mod toolchain;
 pub mod vendor_log;

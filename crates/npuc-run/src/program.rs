@@ -105,6 +105,7 @@ impl Program {
         }
         let bundle = Bundle::open(path)?;
         let Bundle { manifest, graphs, encodings, weights, tokenizer_json, chat_template, .. } = bundle;
+        let whole_numbers = encodings.iter().any(Option::is_some);
         let mut steps: Vec<Step> = Vec::new();
         for ((record, graph), encodings) in manifest.graphs.iter().zip(graphs).zip(encodings) {
             let emitted = record.emitted.as_ref().map(|name| path.join(name));
@@ -120,7 +121,8 @@ impl Program {
             config: manifest.model,
             protocol: manifest.protocol,
             hidden_mask: manifest.hidden_mask as f32,
-            whole_numbers: Precision::parse(&manifest.precision, Number::F32).is_ok_and(|p| !p.activation.is_float()),
+            whole_numbers: whole_numbers
+                || Precision::parse(&manifest.precision, Number::F32).is_ok_and(|p| !p.activation.is_float()),
             steps,
             weights,
             text,
@@ -190,6 +192,8 @@ pub fn exported_contents<'a>(request: &Request, exported: Exported<'a>, text: Bu
         target: request.target.clone(),
         back_end: BackEnd::Tflite,
         precision: request.question.precision.name.clone(),
+        recipe: None,
+        calibration: None,
         mends: request.mends.clone(),
         flags: request.question.flags.clone(),
         placement: request.placement.clone(),

@@ -5,22 +5,24 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use npuc::back::{self, BackEnd};
+use npuc::back::{self, BackEnd, Emitted};
 use npuc::build::{self, Plan};
 use npuc::bundle::write::{Contents, Written};
 use npuc::front::{Checkpoint, non_finite};
 use npuc::model::StepShape;
 use npuc::pass::Pass;
-use npuc::quant::recipe::Recipe;
-use npuc::target::{Checked, Target};
+use npuc::target::Target;
 use npuc::{Diagnostic, Error, Result};
-use npuc_run::program::default_shapes;
+use npuc_run::integer;
+use npuc_run::program::{self, default_shapes};
 use npuc_run::text::{BundleText, bundle_text};
 use serde::Serialize;
 
 use super::{ms, open, write};
-use crate::args::{BuildArgs, ChipArgs, passes, shapes};
+use crate::args::{BuildArgs, ChipArgs, QuantizeArgs, passes, shapes};
 use crate::output::{Output, bytes};
+use crate::quantize;
+use crate::recipe::Prepared;
 
 #[derive(Serialize)]
 struct Report {
@@ -53,6 +55,10 @@ struct Dump {
 /// Builds a checkpoint for the host.
 pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result<()> {
     refuse_chip_flags(args)?;
+    super::refuse_idle_recipe_flags(args)?;
+    if let Some(recipe) = &args.recipe {
+        return quantised(args, recipe, output);
+    }
     let given = shapes(args.shapes.as_ref())?;
     let dump_after: Option<Pass> = args.dump_after.as_ref().map(|name| Pass::parse(name)).transpose()?;
     let checkpoint = open(args)?;
@@ -81,7 +87,8 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     drop(spinner);
     let check_weights_ms = ms(start);
 
-    let contents = contents(target, "stored", &graphs, &checkpoint, text);
+    let emitted = graphs.iter().map(|(shape, graph)| back::host::emit(*shape, graph)).collect();
+    let contents = contents(target, emitted, &checkpoint, text);
     let start = Instant::now();
     let written = write(&args.output, &checkpoint, contents, output)?;
     let reports = graphs.iter().map(|(shape, graph)| GraphReport {
@@ -104,38 +111,86 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     output.result(&report, &render(&report))
 }
 
-/// Writes a checkpoint whose weights were quantised after `recipe` as a bundle for this machine, into the folder `dir`.
+/// Builds after a recipe, as `npuc quantize` does.
+fn quantised(args: &BuildArgs, recipe: &str, output: Output) -> Result<()> {
+    let idle = [("--passes", args.passes.is_some()), ("--dump-after", args.dump_after.is_some())];
+    let faults = idle.into_iter().filter(|(_, given)| *given).map(|(flag, _)| {
+        let fault = Diagnostic::error(npuc::Code::BadArgument, format!("{flag} does nothing with a recipe"));
+        fault.help("quantise into a GGUF file first, and build that")
+    });
+    Error::check(faults.collect())?;
+    let asked = QuantizeArgs {
+        model: args.model.clone(),
+        recipe: recipe.to_owned(),
+        how: args.how.clone(),
+        output: args.output.clone(),
+        target: None,
+        shapes: args.shapes.clone(),
+        no_tokenizer: args.no_tokenizer,
+        threads: None,
+    };
+    quantize::command(&asked, output)
+}
+
+/// Writes a checkpoint whose weights were quantised as a bundle for this machine, into the folder `dir`. Where the recipe has
+/// activations in whole numbers, this machine computes in them as a chip does.
 pub(crate) fn write_quantised(
     checkpoint: &Checkpoint,
-    recipe: &Recipe,
+    prepared: &Prepared,
     shapes: Option<Vec<StepShape>>,
     dir: &Path,
     output: Output,
 ) -> Result<Written> {
     let target = npuc::target::host();
-    let plan = Plan::new(target.clone(), shapes.unwrap_or_else(|| default_shapes(&checkpoint.config)))?;
-    let text = bundle_text(checkpoint)?;
-    let graphs = build::lower(checkpoint, &plan, |_, _, _| {})?;
-    write(dir, checkpoint, contents(&target, &recipe.name, &graphs, checkpoint, text), output)
+    let shapes = shapes.unwrap_or_else(|| default_shapes(&checkpoint.config));
+    let graphs: Vec<Emitted> = match prepared.arithmetic() {
+        None => {
+            let plan = Plan::new(target.clone(), shapes)?;
+            let graphs = build::lower(checkpoint, &plan, |_, _, _| {})?;
+            graphs.iter().map(|(shape, graph)| back::host::emit(*shape, graph)).collect()
+        }
+        Some(arithmetic) => {
+            let spinner = output.spinner("taking ranges of activations");
+            let (sequences, threads) = (prepared.range_sequences(), prepared.threads());
+            let ranges = integer::ranges(checkpoint, arithmetic, &sequences, threads)?;
+            drop(spinner);
+            let program = integer::program(checkpoint, shapes, &ranges, arithmetic)?;
+            program.steps.into_iter().flat_map(emitted).collect()
+        }
+    };
+    let contents = Contents {
+        precision: prepared.recipe.name.clone(),
+        recipe: Some(prepared.recipe_record()),
+        calibration: prepared.calibration_record(),
+        ..contents(&target, graphs, checkpoint, bundle_text(checkpoint)?)
+    };
+    write(dir, checkpoint, contents, output)
+}
+
+/// The graphs of a step with the meaning of their whole numbers.
+fn emitted(step: program::Step) -> impl Iterator<Item = Emitted> {
+    let shape = step.shape;
+    step.segments.into_iter().map(move |program::Segment { graph, encodings, emitted: _ }| Emitted {
+        shape,
+        graph,
+        file: None,
+        encodings: encodings.map(|encodings| (*encodings).clone()),
+    })
 }
 
 /// The graphs over all weights as they are stored.
-fn contents<'a>(
-    target: &Target,
-    precision: &str,
-    graphs: &[(StepShape, Checked)],
-    checkpoint: &'a Checkpoint,
-    text: BundleText,
-) -> Contents<'a> {
+fn contents<'a>(target: &Target, graphs: Vec<Emitted>, checkpoint: &'a Checkpoint, text: BundleText) -> Contents<'a> {
     Contents {
         target: target.clone(),
         back_end: BackEnd::Host,
-        precision: precision.into(),
+        precision: "stored".into(),
+        recipe: None,
+        calibration: None,
         mends: Vec::new(),
         flags: BTreeSet::new(),
         placement: Vec::new(),
         hidden_mask: target.hidden_mask,
-        graphs: graphs.iter().map(|(shape, graph)| back::host::emit(*shape, graph)).collect(),
+        graphs,
         weights: checkpoint.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect(),
         files: Vec::new(),
         tokenizer_json: text.tokenizer_json,
@@ -146,13 +201,13 @@ fn contents<'a>(
 
 /// Flags that would change nothing are a misunderstanding, not a wish.
 fn refuse_chip_flags(args: &BuildArgs) -> Result<()> {
-    let ChipArgs { precision, chunks, flag, fix: _, no_fix, place, outer_buffers, calibration } = &args.chip;
+    let ChipArgs { precision, chunks, flag, fix: _, no_fix, place, outer_buffers } = &args.chip;
     let idle = [
         ("--precision", precision.is_some()),
         ("--chunks", chunks.is_some()),
+        ("--calibration", args.how.calibration.is_some() && args.recipe.is_none()),
         ("--flag", !flag.is_empty()),
         ("--no-fix", *no_fix),
-        ("--calibration", calibration.is_some()),
         ("--outer-buffers", *outer_buffers),
         ("--place", !place.place.is_empty()),
         ("--deny-fallback", place.deny_fallback),

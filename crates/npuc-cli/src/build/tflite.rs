@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use npuc::back::tflite::ncc::Plan;
 use npuc::back::tflite::{Export, Storage, export};
-use npuc::bundle::write::Written;
+use npuc::bundle::CalibrationRecord;
+use npuc::bundle::write::{Contents, Written};
 use npuc::diag::Severity;
 use npuc::fit::Request;
 use npuc::front::{Checkpoint, non_finite};
@@ -13,24 +14,30 @@ use npuc::ir::Graph;
 use npuc::mend::{Applied, Mended, Proof, mend, prove};
 use npuc::model::{Chunks, Part, StepShape};
 use npuc::place::Bill;
+use npuc::quant::plan::Destination;
+use npuc::quant::recipe::Recipe;
 use npuc::quant::{Ranges, WeightFormat};
 use npuc::target::{Granularity, Number, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Error, Result, fit};
-use npuc_run::calibrate::{HEADROOM, calibrate, own_text, sequences_of};
+use npuc_run::calibrate::{HEADROOM, calibrate};
+use npuc_run::corpus::{Amount, Corpus};
 use npuc_run::program::{default_shapes_for, exported_contents};
-use npuc_run::text::{TextModel, bundle_text};
+use npuc_run::quantise::Quantised;
+use npuc_run::text::bundle_text;
 use npuc_run::toolchain::ncc::{self, Compiled};
 use npuc_run::vendor_log::Weight;
 use serde::Serialize;
 
 use super::{ms, open};
 use crate::args::{BuildArgs, shapes, threads};
-use crate::corpus::read_text;
 use crate::mended;
 use crate::output::{Output, bytes};
+use crate::recipe::{Prepared, prepare};
 
-/// The tokens of a text that ranges are taken from, at most.
-const MOST_TOKENS: usize = 4096;
+/// What of a file ranges are taken from, at most.
+const RANGES_OF_FILE: Amount = Amount { samples: 32, tokens: 128 };
+/// What the model writes by itself for ranges.
+const RANGES_OF_MODEL: Amount = Amount { samples: 4, tokens: 128 };
 
 #[derive(Serialize)]
 struct Report {
@@ -48,7 +55,7 @@ struct Report {
     written: Written,
     /// What the ranges of an integer precision were taken from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    calibration: Option<String>,
+    calibration: Option<CalibrationRecord>,
     #[serde(flatten)]
     times: Times,
     /// The files that ncc-tflite made; absent where it is not on the PATH.
@@ -81,7 +88,8 @@ impl Milliseconds {
 /// Builds a checkpoint for a chip of MediaTek's.
 pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result<()> {
     refuse_host_flags(args)?;
-    let (asked, form, checkpoint) = asked(args, target)?;
+    super::refuse_idle_recipe_flags(args)?;
+    let Asked { request: asked, form, checkpoint, quantised } = asked(args, target, output)?;
     let text = bundle_text(&checkpoint).inspect_err(|_| {
         output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
     })?;
@@ -97,12 +105,12 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
 
     let (ranges, calibration) = times.calibrate_ms.measure(|| match form {
         Form::Float(_) => Ok((Vec::new(), None)),
-        Form::Integer(_) => calibrated(args, &checkpoint, &request, &fit.parts, output),
+        Form::Integer(_) => {
+            let text = calibration(args, &checkpoint, quantised.as_ref().map(|(prepared, _)| prepared))?;
+            calibrated(&checkpoint, &request, &fit.parts, text, output)
+        }
     })?;
-    let storage: Vec<Storage<'_>> = match form {
-        Form::Float(storage) => vec![storage; fit.parts.len()],
-        Form::Integer(weights) => ranges.iter().map(|ranges| Storage::Integer { weights, ranges }).collect(),
-    };
+    let storage = form.of_parts(fit.parts.len(), &ranges);
     let model = model_name(args);
     let export_of = Export { model: &model, request: &request, parts: &fit.parts, storage: &storage };
     let mut exported = export(&checkpoint, &export_of)?;
@@ -111,8 +119,13 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     let on_npu = || exported.graphs.iter().filter_map(|graph| Some((&graph.graph, &graph.file.as_ref()?.0)));
     let (graphs, files): (Vec<Graph>, Vec<String>) =
         on_npu().map(|(graph, path)| (graph.clone(), path.clone())).unzip();
-    let contents = exported_contents(&request, exported, text);
+    let contents = Contents {
+        recipe: quantised.as_ref().map(|(prepared, _)| prepared.recipe_record()),
+        calibration: calibration.clone(),
+        ..exported_contents(&request, exported, text)
+    };
     let written = times.write_ms.measure(|| super::write(&args.output, &checkpoint, contents, output))?;
+    quantised.map_or(Ok(()), |(_, quantised)| quantised.finish())?;
     let compiled = plan.as_ref().map_or(Ok(None), |plan| compile(args, plan, &graphs, output))?;
     warnings.extend(compiled.iter().flatten().filter_map(doubt));
     let name = |compiled: &Compiled| compiled.dla.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -137,22 +150,75 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     output.result(&report, &render(&report))
 }
 
-/// What the flags ask for, and the checkpoint.
-fn asked(args: &BuildArgs, target: &Target) -> Result<(Request, Form, Checkpoint)> {
+/// What the flags ask for.
+struct Asked {
+    request: Request,
+    form: Form,
+    /// With its weights in the formats of the recipe, if there is one.
+    checkpoint: Checkpoint,
+    quantised: Option<(Prepared, Quantised)>,
+}
+
+/// What the flags ask for, with the weights quantised if they say so.
+fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
     let chip = &args.chip;
-    let precision = Precision::parse(chip.precision.as_deref().unwrap_or("FP"), target.float)?;
-    let question = Question { outer_buffers: chip.outer_buffers, ..Question::new(target, precision, &chip.flag)? };
-    let form = form(&question.precision)?;
-    if let (Form::Float(_), Some(_)) = (form, &chip.calibration) {
-        let fault = Diagnostic::error(Code::BadArgument, "--calibration does nothing in a float precision");
-        return Err(fault.help("add --precision 8W16A, or leave the flag out").into());
-    }
     let chunks = chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
     let given = shapes(args.shapes.as_ref())?;
-    let checkpoint = open(args)?;
+    let recipe = args.recipe.as_deref().map(Recipe::find).transpose()?;
+    let precision = match &recipe {
+        None => Precision::parse(chip.precision.as_deref().unwrap_or("FP"), target.float)?,
+        Some(recipe) => precision_of(recipe, chip.precision.as_deref(), target)?,
+    };
+    let question = Question { outer_buffers: chip.outer_buffers, ..Question::new(target, precision, &chip.flag)? };
+    let form = if recipe.is_some() { recipe_form(&question.precision)? } else { form(&question.precision)? };
+    if let (Form::Float(_), Some(_), None) = (form, &args.how.calibration, &recipe) {
+        let fault = Diagnostic::error(Code::BadArgument, "--calibration does nothing in a float precision");
+        return Err(fault.help("add --precision 8W16A or a recipe, or leave the flag out").into());
+    }
+    let mut checkpoint = open(args)?;
     let shapes = given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config));
     let request = chip.place.apply(Request { chunks, ..Request::new(target.clone(), question, shapes) })?;
-    Ok((request, form, checkpoint))
+    let quantised = match recipe {
+        None => None,
+        Some(recipe) => {
+            let destination = Destination::Target(target.clone());
+            let prepared = prepare(&checkpoint, recipe, &args.how, &destination, false, threads(None), output)?;
+            output.warnings(&prepared.plan.notes);
+            let quantised = prepared.quantised(&checkpoint, &args.output, output)?;
+            checkpoint = quantised.checkpoint.clone();
+            Some((prepared, quantised))
+        }
+    };
+    Ok(Asked { request, form, checkpoint, quantised })
+}
+
+/// The precision of a recipe, with the name that MediaTek's tools have for it where there is one.
+fn precision_of(recipe: &Recipe, given: Option<&str>, target: &Target) -> Result<Precision> {
+    if let Some(given) = given {
+        let fault = Diagnostic::error(Code::BadArgument, "a recipe says the precision");
+        return Err(fault.subject("--precision").have(given).help("leave out one of --recipe and --precision").into());
+    }
+    let name = match recipe.name.as_str() {
+        "w8a16" => "8W16A",
+        "w4a16" => "4W16A",
+        other => other,
+    };
+    let activation = recipe.activation.number(target.float);
+    Ok(Precision { name: name.into(), activation, ..Precision::stored(target.float) })
+}
+
+/// How the files of a recipe's precision are stored: the weights have their formats, or are floats.
+fn recipe_form(precision: &Precision) -> Result<Form> {
+    match precision.activation {
+        Number::F16 => Ok(Form::Float(Storage::F16)),
+        Number::F32 => Ok(Form::Float(Storage::F32)),
+        Number::Int16 => Ok(Form::Integer(WeightFormat::Int16)),
+        Number::Bf16 | Number::Int8 | Number::Int4 | Number::Block(_) => {
+            let fault =
+                Diagnostic::error(Code::UnsupportedFormat, "npuc does not write TFLite files of these activations");
+            Err(fault.need("f16, f32 or int16").have(precision.activation.name()).into())
+        }
+    }
 }
 
 /// The request as it fits, mended unless the user does not want that.
@@ -209,6 +275,16 @@ enum Form {
     Integer(WeightFormat),
 }
 
+impl Form {
+    /// How each of `parts` parts is stored.
+    fn of_parts(self, parts: usize, ranges: &[Ranges]) -> Vec<Storage<'_>> {
+        match self {
+            Form::Float(storage) => vec![storage; parts],
+            Form::Integer(weights) => ranges.iter().map(|ranges| Storage::Integer { weights, ranges }).collect(),
+        }
+    }
+}
+
 /// How the matrices of a precision are stored.
 fn form(precision: &Precision) -> Result<Form> {
     let channel = precision.weight.is_some_and(|format| format.granularity == Granularity::Channel);
@@ -225,36 +301,30 @@ fn form(precision: &Precision) -> Result<Form> {
     }
 }
 
+/// The text that ranges are taken from: that of the recipe, or as much as ranges need.
+fn calibration(args: &BuildArgs, checkpoint: &Checkpoint, prepared: Option<&Prepared>) -> Result<Corpus> {
+    if let Some(corpus) = prepared.and_then(|prepared| prepared.corpus.clone()) {
+        return Ok(corpus);
+    }
+    match &args.how.calibration {
+        Some(path) => Corpus::of_file(path, checkpoint, RANGES_OF_FILE),
+        None => Corpus::of_model(checkpoint, RANGES_OF_MODEL, threads(None)),
+    }
+}
+
 /// The ranges of every part, and what they were taken from.
 fn calibrated(
-    args: &BuildArgs,
     checkpoint: &Checkpoint,
     request: &Request,
     parts: &[Part],
+    text: Corpus,
     output: Output,
-) -> Result<(Vec<Ranges>, Option<String>)> {
+) -> Result<(Vec<Ranges>, Option<CalibrationRecord>)> {
     let spinner = output.spinner("calibrating");
-    let threads = threads(None);
-    let (sequences, source) = match &args.chip.calibration {
-        None => (own_text(checkpoint, threads)?, "the model's own text".to_owned()),
-        Some(path) => {
-            let text = read_text(path)?;
-            let model = TextModel::of_checkpoint(checkpoint)?.ok_or_else(|| {
-                let fault = Diagnostic::error(Code::NoTokenizer, "the model has no tokenizer to read the text with");
-                fault.file(path).help("leave out --calibration: the model then writes its own text")
-            })?;
-            if text.trim().is_empty() {
-                return Err(Diagnostic::error(Code::BadArgument, "the text to calibrate with is empty")
-                    .file(path)
-                    .into());
-            }
-            (sequences_of(&model.tokenizer.encode(&text, true)?, MOST_TOKENS), path.display().to_string())
-        }
-    };
-    let tokens: usize = sequences.iter().map(Vec::len).sum();
-    let ranges = calibrate(checkpoint, request, parts, &sequences, threads)?;
+    let text = text.first_tokens(RANGES_OF_FILE.samples * RANGES_OF_FILE.tokens);
+    let ranges = calibrate(checkpoint, request, parts, &text.sequences, threads(None))?;
     drop(spinner);
-    Ok((ranges, Some(format!("{tokens} tokens of {source}, ranges widened by {HEADROOM}"))))
+    Ok((ranges, Some(text.record())))
 }
 
 /// The model's name in the names of files: that of its folder or file.
@@ -287,7 +357,9 @@ fn render(report: &Report) -> String {
     report.files.iter().for_each(|file| line(&mut text, "", file.clone()));
     let Written { bundle_bytes, files, .. } = report.written;
     line(&mut text, "bundle", format!("{} ({} in {files} files)", report.bundle, bytes(bundle_bytes)));
-    report.calibration.iter().for_each(|from| line(&mut text, "calibration", from.clone()));
+    if let Some(CalibrationRecord { source, sequences: _, tokens, sha256: _ }) = &report.calibration {
+        line(&mut text, "calibration", format!("{tokens} tokens of {source}, ranges widened by {HEADROOM}"));
+    }
     let compiler = match &report.compiled {
         Some(files) => format!("ncc-tflite made {}", files.join(", ")),
         None => {

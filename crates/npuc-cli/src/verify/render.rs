@@ -36,6 +36,9 @@ pub(super) fn render(fidelity: &Fidelity, measured_on: &str) -> String {
     if let Some(figures) = &fidelity.text {
         text.push_str(&by_position(figures));
     }
+    if let Some(saturated) = &fidelity.saturated {
+        text.push_str(&cut_off(saturated));
+    }
     if let Some(layers) = &fidelity.layers {
         text.push_str(&worst(layers));
     }
@@ -56,6 +59,16 @@ fn on_text(text: &TextFigures, line: &mut dyn FnMut(&str, Option<String>)) {
     line("scored", Some(format!("{} ids in {windows} of {}", text.perplexity.ids, text.context)));
     let left_out = format!("{} of the text, in no window measured", count(text.left_out_ids, "id"));
     line("left out", (text.left_out_ids > 0).then_some(left_out));
+}
+
+/// The values of which most numbers were beyond their ranges.
+fn cut_off(saturated: &[(String, u64)]) -> String {
+    let total: u64 = saturated.iter().map(|(_, count)| count).sum();
+    let mut text = format!("\nnumbers cut off   {total} in {}\n", count(saturated.len(), "value"));
+    for (name, count) in saturated.iter().take(WORST) {
+        let _ = writeln!(text, "  {count:>10}  {name}");
+    }
+    text
 }
 
 fn by_position(figures: &TextFigures) -> String {

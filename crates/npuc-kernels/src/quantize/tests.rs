@@ -357,3 +357,20 @@ fn a_row_that_blocks_do_not_divide_is_refused() {
 fn a_format_that_is_not_written_is_refused() {
     quantize_row(DType::Q6K, &[0.0; 256], None, Search::Plain, &mut [0; 210]);
 }
+
+#[test]
+fn the_largest_magnitude_and_what_is_not_finite() {
+    let mut row: Vec<f32> = (0..77).map(|i| (i as f32 - 40.0) * 0.25).collect();
+    assert_eq!(largest_magnitude(&row), Some(10.0));
+    assert_eq!(largest_magnitude(&[]), Some(0.0));
+    assert_eq!(largest_magnitude(&[-0.0, 1e-45]), Some(1e-45));
+    for place in [0, 31, 32, 63, 64, 76] {
+        for odd in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let held = std::mem::replace(&mut row[place], odd);
+            for level in Level::all() {
+                assert!(!f32::from_bits(largest_bits(level, &row)).is_finite(), "{odd} at {place}, {level:?}");
+            }
+            row[place] = held;
+        }
+    }
+}

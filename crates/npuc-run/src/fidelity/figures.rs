@@ -1,5 +1,7 @@
 //! The figures of a comparison, and how they add up over positions.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::sqnr::Layers;
@@ -29,12 +31,22 @@ pub struct Fidelity {
     /// What was measured over a text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<TextFigures>,
+    /// Values in whole numbers of which some were cut off, with how many, the most first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saturated: Option<Vec<(String, u64)>>,
     /// What was measured inside the graphs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Layers>,
 }
 
 impl Fidelity {
+    /// The same with how many numbers of each value a session in whole numbers cut off so far.
+    pub fn with_saturation(self, counts: BTreeMap<String, u64>) -> Fidelity {
+        let mut saturated: Vec<(String, u64)> = counts.into_iter().collect();
+        saturated.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        Fidelity { saturated: Some(saturated), ..self }
+    }
+
     /// The same with greedy ids over `prompts` prompts, `agreed` of which agree.
     pub(super) fn with_greedy(self, agreed: usize, prompts: usize) -> Fidelity {
         let ids = self.greedy_ids;
@@ -94,7 +106,12 @@ impl Sums {
         let pairs = || have.iter().zip(expected).map(|(&a, &b)| (f64::from(a), f64::from(b)));
         let dot = |f: fn((f64, f64)) -> f64| pairs().map(f).sum::<f64>();
         let norms = (dot(|(a, _)| a * a) * dot(|(_, b)| b * b)).sqrt();
-        let cosine = if norms == 0.0 { 0.0 } else { dot(|(a, b)| a * b) / norms };
+        let cosine = match norms == 0.0 {
+            // Nothing but zeros points nowhere; two of them are the same all the same.
+            true if have == expected => 1.0,
+            true => 0.0,
+            false => dot(|(a, b)| a * b) / norms,
+        };
         let (ours, theirs) = (top(have, 10), top(expected, 10));
         self.positions += 1;
         self.cosine += cosine;

@@ -15,6 +15,7 @@ pub use figures::{Fidelity, best_id};
 pub use gate::Gate;
 pub use reference::{Reference, compare};
 pub use sqnr::{Layers, ValueFidelity, layers};
+pub(crate) use text::kl;
 pub use text::{CosineBin, Kl, Perplexity, TextFigures, compare_text, perplexity};
 pub use trace::{Difference, Distance, Tracer, Unpaired, Where};
 pub use windows::{DEFAULT_CONTEXT, Windows, check_context};

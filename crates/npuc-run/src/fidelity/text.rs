@@ -236,7 +236,7 @@ fn nll(scores: &[f32], id: u32) -> f64 {
 }
 
 /// The divergence of a position, see [`Kl`]. An id that the reference rules out adds nothing.
-fn kl(reference: &[f32], model: &[f32]) -> f64 {
+pub(crate) fn kl(reference: &[f32], model: &[f32]) -> f64 {
     let (of_reference, of_model) = (log_sum_exp(reference), log_sum_exp(model));
     let term = |(&p, &q): (&f32, &f32)| {
         let ln_p = f64::from(p) - of_reference;

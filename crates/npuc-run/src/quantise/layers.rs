@@ -1,6 +1,7 @@
 //! A model one layer at a time over calibration sequences: what enters its projections, and the residual stream after it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use npuc::build::weight_types;
@@ -18,8 +19,8 @@ use crate::program::{self, sizes};
 use crate::session::ports::{Context, fill_angles, fill_embeds, fill_mask};
 
 /// The residual stream of all sequences between two layers.
-#[derive(Debug)]
-pub(super) struct Stream {
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
     /// Tokens of the longest sequence.
     tokens: usize,
     /// For each sequence its rows `[tokens, hidden]`, without padding.
@@ -31,7 +32,7 @@ impl Stream {
     /// The embedded tokens of the sequences.
     ///
     /// Errors: no sequence with a token, ids outside the vocabulary, sequences longer than the model's context.
-    pub(super) fn embed(config: &ModelConfig, table: &Tensor, sequences: &[Vec<u32>]) -> Result<Stream> {
+    pub(crate) fn embed(config: &ModelConfig, table: &Tensor, sequences: &[Vec<u32>]) -> Result<Stream> {
         let program::Sizes { hidden, vocab, .. } = sizes(config);
         let tokens = sequences.iter().map(Vec::len).max().unwrap_or(0);
         if tokens == 0 {
@@ -48,10 +49,26 @@ impl Stream {
         };
         Ok(Stream { tokens, rows: sequences.iter().filter(|ids| !ids.is_empty()).map(embed).collect(), hidden })
     }
+
+    /// The tokens in `range` of every sequence, in sequences of at most `tokens`.
+    pub(crate) fn cut(&self, range: &Range<usize>, tokens: usize) -> Stream {
+        let within = |rows: &Vec<f32>| {
+            let end = rows.len().min(range.end * self.hidden);
+            rows[end.min(range.start * self.hidden)..end].to_vec()
+        };
+        let parts = self.rows.iter().map(within);
+        let cut = |rows: Vec<f32>| rows.chunks(tokens * self.hidden).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        Stream { tokens, rows: parts.flat_map(cut).collect(), hidden: self.hidden }
+    }
+
+    /// The number of sequences.
+    pub(crate) fn sequences(&self) -> usize {
+        self.rows.len()
+    }
 }
 
 /// A part of a model that is ready to run over sequences.
-pub(super) struct Stage {
+pub(crate) struct Stage {
     graph: Graph,
     executor: Executor,
     /// The ports' buffers, in order; the first one is the residual stream.
@@ -61,7 +78,7 @@ pub(super) struct Stage {
 }
 
 /// A part of the model: one layer, or the head.
-pub(super) fn part(config: &ModelConfig, layer: Option<usize>) -> Part {
+pub(crate) fn part(config: &ModelConfig, layer: Option<usize>) -> Part {
     match layer {
         Some(layer) => Part { layers: layer..layer + 1, head: Head::Absent },
         None => Part { layers: model::layers(config)..model::layers(config), head: Head::Whole },
@@ -72,7 +89,7 @@ impl Stage {
     /// Prepares a part over its weights, for sequences as long as those of `stream`.
     ///
     /// Errors: sequences longer than the model's context, weights that are absent.
-    pub(super) fn new(
+    pub(crate) fn new(
         config: &ModelConfig,
         weights: &BTreeMap<String, Tensor>,
         part: &Part,
@@ -123,7 +140,7 @@ impl Stage {
     }
 
     /// The value that each projection reads, with the names of the weights it is multiplied with, in order of execution.
-    pub(super) fn projections(&self) -> Vec<(ValueId, Vec<String>)> {
+    pub(crate) fn projections(&self) -> Vec<(ValueId, Vec<String>)> {
         let mut found: Vec<(ValueId, Vec<String>)> = Vec::new();
         for value in &self.graph.values {
             let Def::Op { op: Op::Linear {}, args } = &value.def else { continue };
@@ -146,7 +163,7 @@ impl Stage {
     }
 
     /// Runs every sequence; `see` is told the elements of every value and how many of the rows are no padding.
-    pub(super) fn observe(&mut self, stream: &Stream, mut see: impl FnMut(ValueId, &[f32], usize) + Send) {
+    pub(crate) fn observe(&mut self, stream: &Stream, mut see: impl FnMut(ValueId, &[f32], usize) + Send) {
         for rows in &stream.rows {
             self.one(rows, stream.hidden, &mut see);
         }
@@ -155,7 +172,7 @@ impl Stage {
     /// Runs every sequence, and puts what leaves the part in place of what entered it.
     ///
     /// Errors: a residual stream that is not finite.
-    pub(super) fn advance(&mut self, stream: &mut Stream) -> Result<()> {
+    pub(crate) fn advance(&mut self, stream: &mut Stream) -> Result<()> {
         let output = self.executor.outputs().position(|(name, _)| name == Port::Hidden.to_string());
         let Some(output) = output else { return Ok(()) };
         for rows in &mut stream.rows {
@@ -172,6 +189,19 @@ impl Stage {
         Ok(())
     }
 
+    /// Runs one sequence through the head and gives its scores `[tokens, vocab]`, without padding; none if the part has no
+    /// whole head.
+    pub(crate) fn scores(&mut self, stream: &Stream, sequence: usize) -> &[f32] {
+        let rows = &stream.rows[sequence];
+        self.one(rows, stream.hidden, &mut |_, _, _| {});
+        let (tokens, capacity) = (rows.len() / stream.hidden, self.shape.tokens);
+        let output = self.executor.outputs().position(|(name, _)| name == Port::Logits.to_string());
+        output.map_or(&[], |output| {
+            let scores = self.executor.output(output);
+            &scores[..scores.len() / capacity * tokens]
+        })
+    }
+
     fn one(&mut self, rows: &[f32], hidden: usize, see: &mut (impl FnMut(ValueId, &[f32], usize) + Send)) {
         self.inputs[0].fill(0.0);
         self.inputs[0][..rows.len()].copy_from_slice(rows);
@@ -181,7 +211,7 @@ impl Stage {
     }
 
     /// The elements that a value has for each token.
-    pub(super) fn cols(&self, value: ValueId) -> usize {
+    pub(crate) fn cols(&self, value: ValueId) -> usize {
         self.graph.value(value).ty.shape.elements().unwrap_or(0) / self.shape.tokens
     }
 }

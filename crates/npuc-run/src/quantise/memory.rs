@@ -1,11 +1,14 @@
 //! What a quantisation needs of the memory, told before it begins; an upper bound, which the tests hold against the system.
 
 use npuc::front::ModelConfig;
-use npuc::quant::plan::Plan;
+use npuc::model::{self, Role};
+use npuc::quant::fold::Folds;
+use npuc::quant::plan::{Plan, Planned};
 use npuc::quant::stream;
+use npuc::tensor::byte_len;
 use npuc::{Code, Diagnostic, Result};
 
-use super::Quality;
+use super::{Quality, is_rounded, stage_of};
 use crate::corpus::Corpus;
 
 /// The program itself, the headers of files and the buffers of writers.
@@ -15,10 +18,17 @@ const WEIGHT_COPIES: u64 = 4;
 /// Copies of the largest Hessian: itself, its factor, and one that is being made.
 const HESSIAN_COPIES: u64 = 3;
 
+/// Copies in f32 of a weight that something is folded into, while that is done.
+const FOLD_COPIES: u64 = 3;
+
 /// The most memory that quantising as planned takes, in bytes: what is not a mapped file.
-pub fn need_bytes(plan: &Plan, quality: Quality, corpus: Option<&Corpus>, threads: usize) -> u64 {
+pub fn need_bytes(plan: &Plan, folds: &Folds, quality: Quality, corpus: Option<&Corpus>, threads: usize) -> u64 {
     let cols = plan.weights.iter().filter_map(|weight| weight.shape.last().copied()).max().unwrap_or(0);
-    let rounding = BASE_BYTES + 2 * stream::need_bytes(cols, threads);
+    // Rows of queries and keys change their order on the way to or from a GGUF file.
+    let attention = plan.weights.iter().filter(|weight| weight.role == Role::Attention);
+    let moved = attention.filter_map(|weight| byte_len(weight.from, &weight.shape)).max().unwrap_or(0) as u64;
+    let rounding = BASE_BYTES + 2 * stream::need_bytes(cols, threads) + moved + folding_bytes(plan, folds);
+    let rounding = rounding + corpus.map_or(0, |corpus| ranges_bytes(plan, corpus));
     let Some(corpus) = corpus.filter(|_| quality == Quality::Best) else { return rounding };
     let ModelConfig::Llama(config) = &plan.config;
     let longest = corpus.sequences.iter().map(Vec::len).max().unwrap_or(0) as u64;
@@ -33,7 +43,36 @@ pub fn need_bytes(plan: &Plan, quality: Quality, corpus: Option<&Corpus>, thread
     let weight = in_layers.filter_map(|weight| weight.shape.elements()).max().unwrap_or(0) as u64;
     let head = plan.find(npuc::model::llama::HEAD).and_then(|head| head.shape.elements()).unwrap_or(0) as u64;
     let copies = (WEIGHT_COPIES * f32s(weight)).max(f32s(head) * 2);
-    rounding + stream + hessians + HESSIAN_COPIES * largest + activations + copies
+    let is_head_rounded = plan.weights.iter().any(|weight| weight.role == Role::Head && is_rounded(weight));
+    let logits = if is_head_rounded { f32s(longest * config.vocab as u64) } else { 0 };
+    rounding + stream + hessians + HESSIAN_COPIES * largest + activations + logits + copies
+}
+
+/// Taking ranges of activations over the text: caches, the scores of a step, and a histogram of each value of two graphs.
+fn ranges_bytes(plan: &Plan, corpus: &Corpus) -> u64 {
+    /// Tokens of a step, values of a layer's graph, and bytes of what is kept of each.
+    const STEP_TOKENS: u64 = 16;
+    const LAYER_VALUES: u64 = 64;
+    const SEEN_BYTES: u64 = 6 << 10;
+    let ModelConfig::Llama(config) = &plan.config;
+    let (layers, width) = (config.layers as u64, (config.kv_heads * config.head_dim) as u64);
+    let longest = corpus.sequences.iter().map(Vec::len).max().unwrap_or(0) as u64 + STEP_TOKENS;
+    let caches = 2 * 4 * layers * width * longest;
+    let scores = 2 * 4 * STEP_TOKENS * config.vocab as u64;
+    caches + scores + 2 * layers * LAYER_VALUES * SEEN_BYTES
+}
+
+/// The weights of a stage that something is folded into are in memory together, as f32.
+fn folding_bytes(plan: &Plan, folds: &Folds) -> u64 {
+    let folded = |weight: &&Planned| folds.get(&weight.name).is_some_and(|fold| !fold.is_kept());
+    let layers = model::layers(&plan.config);
+    let (mut stages, mut largest) = (vec![0; layers + 2], 0);
+    for weight in plan.weights.iter().filter(folded) {
+        let bytes = 4 * weight.shape.elements().unwrap_or(0) as u64;
+        stages[stage_of(weight, layers)] += bytes;
+        largest = largest.max(bytes);
+    }
+    stages.into_iter().max().unwrap_or(0) + FOLD_COPIES * largest
 }
 
 /// Refuses work that needs more memory than it may have.

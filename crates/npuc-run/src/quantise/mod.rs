@@ -26,7 +26,7 @@ use crate::device::host::thread_pool;
 use layers::{Stage, Stream, part};
 use work::{Piece, Work};
 
-mod layers;
+pub(crate) mod layers;
 mod memory;
 mod work;
 
@@ -50,6 +50,15 @@ pub enum Quality {
 }
 
 impl Quality {
+    /// The name in flags and manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Quality::Fast => "fast",
+            Quality::Search => "search",
+            Quality::Best => "best",
+        }
+    }
+
     /// How scales are chosen.
     pub const fn search(self) -> Search {
         match self {
@@ -64,7 +73,7 @@ impl Quality {
 pub struct Loss {
     /// The weight.
     pub name: String,
-    /// Of nearest rounding with searched scales.
+    /// Of nearest rounding with the scale of the largest magnitude.
     pub nearest: f64,
     /// Of what was chosen.
     pub chosen: f64,
@@ -143,7 +152,7 @@ pub fn quantise(
     work: &Path,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Quantised> {
-    let work = Work::open(work, &job.key(checkpoint))?;
+    let work = Work::open(work, &job.key(checkpoint), job.quality != Quality::Best)?;
     let pool = thread_pool(job.threads)?;
     let layers = model::layers(&checkpoint.config);
     let total = layers + 2;

@@ -3,7 +3,7 @@
 //! A stage's file is the length of a JSON header in 8 bytes, the header, then the weights at multiples of 64 bytes.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use npuc::bundle::staging::{stream_file, write_file};
@@ -13,6 +13,8 @@ use npuc::{Code, DType, Diagnostic, Result, Tensor};
 use npuc_kernels::quantize::Search;
 use serde::{Deserialize, Serialize};
 
+/// The file that is locked while a run works in the folder.
+const LOCK: &str = "work.lock";
 /// Where weights begin in a stage's file.
 const ALIGNMENT: u64 = 64;
 /// The file that says which work the folder holds.
@@ -22,6 +24,10 @@ const KEY: &str = "work.key";
 #[derive(Debug)]
 pub(super) struct Work {
     dir: PathBuf,
+    /// Held as long as the work goes on, so that no other run writes here.
+    _lock: File,
+    /// Whether what is done goes when the work ends without an output: it is cheap to do again.
+    is_transient: bool,
 }
 
 /// A weight of a stage and the format that it gets there.
@@ -47,22 +53,28 @@ struct Record {
 impl Work {
     /// Opens the folder `dir` for the work that `key` stands for; stages of other work are thrown away.
     ///
-    /// Errors: [`Code::Unwritable`].
-    pub(super) fn open(dir: &Path, key: &str) -> Result<Work> {
+    /// Errors: [`Code::Unwritable`], also while another run works there.
+    pub(super) fn open(dir: &Path, key: &str, is_transient: bool) -> Result<Work> {
         let refused = |e: std::io::Error| {
             Diagnostic::error(Code::Unwritable, format!("cannot keep what was done so far: {e}"))
                 .file(dir)
                 .help("name an output in a folder that can be written")
         };
-        if fs::read_to_string(dir.join(KEY)).is_ok_and(|held| held == key) {
-            return Ok(Work { dir: dir.to_path_buf() });
-        }
-        if dir.exists() {
-            fs::remove_dir_all(dir).map_err(refused)?;
-        }
         fs::create_dir_all(dir).map_err(refused)?;
+        let lock = File::options().create(true).truncate(false).write(true).open(dir.join(LOCK)).map_err(refused)?;
+        if lock.try_lock().is_err() {
+            let fault = Diagnostic::error(Code::Unwritable, "another quantisation is writing to this place").file(dir);
+            return Err(fault.help("wait for it, or name another output").into());
+        }
+        let work = Work { dir: dir.to_path_buf(), _lock: lock, is_transient };
+        if fs::read_to_string(dir.join(KEY)).is_ok_and(|held| held == key) {
+            return Ok(work);
+        }
+        let stage = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "weights");
+        let entries = fs::read_dir(dir).map_err(refused)?.filter_map(|entry| Some(entry.ok()?.path()));
+        entries.filter(stage).try_for_each(fs::remove_file).map_err(refused)?;
         write_file(&dir.join(KEY), key.as_bytes())?;
-        Ok(Work { dir: dir.to_path_buf() })
+        Ok(work)
     }
 
     fn path(&self, stage: usize) -> PathBuf {
@@ -133,9 +145,19 @@ impl Work {
     }
 
     /// Removes the folder: the work is done.
-    pub(super) fn finish(self) -> Result<()> {
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.is_transient = false;
         fs::remove_dir_all(&self.dir).map_err(|e| {
             Diagnostic::error(Code::Unwritable, format!("cannot remove the work folder: {e}")).file(&self.dir).into()
         })
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if self.is_transient {
+            // The error that ended the work is already on its way to the user.
+            let _ = fs::remove_dir_all(&self.dir);
+        }
     }
 }

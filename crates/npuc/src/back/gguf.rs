@@ -8,11 +8,11 @@ use std::path::Path;
 use npuc_kernels::quantize::Search;
 
 use crate::bundle::staging::stream_file;
-use crate::diag::{Code, Diagnostic, Result};
+use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::front::config::{LlamaArchitecture, LlamaConfig};
 use crate::front::gguf::{self, type_id};
 use crate::front::{Checkpoint, GgufVocab, ModelConfig, Source, weights};
-use crate::model::{Role, llama, rope};
+use crate::model::{Role, rope};
 use crate::quant::plan::{Plan, Planned};
 use crate::quant::stream::{self, Fault};
 use crate::tensor::{DType, Shape, SourceFile, Tensor, byte_len};
@@ -41,6 +41,19 @@ struct Entry {
     to: DType,
     shape: Shape,
     tensor: Tensor,
+    /// The heads whose rotary halves lie interleaved in the file.
+    heads: Option<usize>,
+}
+
+impl Entry {
+    /// The weight with its rows in the file's order: a copy of this one weight where they have to be moved.
+    fn in_order(&self) -> Result<Tensor> {
+        let Some(heads) = self.heads else { return Ok(self.tensor.clone()) };
+        self.tensor.to_interleaved_heads(heads).ok_or_else(|| {
+            let fault = Diagnostic::error(Code::WrongShape, "rows do not divide into heads of even width");
+            fault.subject(&self.canonical).need(format!("{heads} heads")).have(&self.shape).into()
+        })
+    }
 }
 
 impl Layout {
@@ -68,10 +81,7 @@ impl Layout {
         let mut offset = 0u64;
         for entry in &tensors {
             let bytes = byte_len(entry.to, &entry.shape).zip(type_id(entry.to));
-            let (bytes, id) = bytes.ok_or_else(|| {
-                let fault = Diagnostic::error(Code::UnsupportedFormat, "GGUF files have no such format");
-                fault.subject(&entry.canonical).have(entry.to)
-            })?;
+            let (bytes, id) = bytes.ok_or_else(|| no_such_format(&entry.canonical, entry.to))?;
             metadata::text(&mut listing, &entry.name);
             listing.extend((entry.shape.len() as u32).to_le_bytes());
             entry.shape.iter().rev().for_each(|extent| listing.extend((*extent as u64).to_le_bytes()));
@@ -90,6 +100,14 @@ impl Layout {
         Ok(Layout { header: whole, tensors, total_bytes })
     }
 
+    /// What of a folder's checkpoint the file cannot say.
+    pub fn warnings(checkpoint: &Checkpoint) -> Vec<Diagnostic> {
+        match checkpoint.source {
+            Source::Gguf => Vec::new(),
+            Source::HuggingFace => metadata::lost_ids(checkpoint).into_iter().collect(),
+        }
+    }
+
     /// The bytes of the file.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
@@ -103,7 +121,8 @@ impl Layout {
             out.write_all(&self.header).map_err(Fault::Output)?;
             let mut done = self.header.len() as u64;
             for entry in &self.tensors {
-                stream::write(&entry.canonical, &entry.tensor, entry.to, search, out)?;
+                stream::write(&entry.canonical, &entry.in_order().map_err(Fault::Weight)?, entry.to, search, out)?;
+                entry.tensor.release(0..entry.tensor.byte_len());
                 let bytes = byte_len(entry.to, &entry.shape).unwrap_or(0) as u64;
                 let padding = bytes.next_multiple_of(ALIGNMENT) - bytes;
                 out.write_all(&[0; ALIGNMENT as usize][..padding as usize]).map_err(Fault::Output)?;
@@ -113,6 +132,19 @@ impl Layout {
             Ok(())
         })
     }
+}
+
+/// Refuses a plan with formats that GGUF does not have, before any work is done.
+///
+/// Errors: [`Code::UnsupportedFormat`] for each weight.
+pub fn check_formats(plan: &Plan) -> Result<()> {
+    let odd = plan.weights.iter().filter(|weight| type_id(weight.to).is_none());
+    Error::check(odd.map(|weight| no_such_format(&weight.name, weight.to)).collect())
+}
+
+fn no_such_format(name: &str, dtype: DType) -> Diagnostic {
+    let fault = Diagnostic::error(Code::UnsupportedFormat, "GGUF files have no such format");
+    fault.subject(name).have(dtype).help("write a bundle instead: name a folder with -o")
 }
 
 /// A weight as it lies in the file. Gains and biases are f32, because llama.cpp takes no other.
@@ -132,15 +164,12 @@ fn entry(
         name if interleaves && name.contains(".self_attn.k_proj.") => Some(config.kv_heads),
         _ => None,
     };
-    let tensor = heads.map_or(Some(tensor.clone()), |heads| tensor.to_interleaved_heads(heads)).ok_or_else(|| {
-        Diagnostic::error(Code::WrongShape, "rows do not divide into heads of even width").subject(&planned.name)
-    })?;
     let to = match planned.role {
         Role::Norm | Role::Bias => DType::F32,
         Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => planned.to,
     };
     let name = weights::stored_name(Source::Gguf, &planned.name);
-    Ok(Entry { name, canonical: planned.name.clone(), to, shape: planned.shape.clone(), tensor })
+    Ok(Entry { name, canonical: planned.name.clone(), to, shape: planned.shape.clone(), tensor, heads })
 }
 
 /// The rotary factors `[head_dim / 2]` of a model that has them.
@@ -163,10 +192,6 @@ fn rope_factors(checkpoint: &Checkpoint, config: &LlamaConfig) -> Result<Option<
         to: tensor.dtype,
         shape: tensor.shape.clone(),
         tensor,
+        heads: None,
     }))
-}
-
-/// The canonical name of the head's weight in a plan.
-pub fn head_name(plan: &Plan) -> &'static str {
-    if plan.config.tied() { llama::EMBEDDING } else { llama::HEAD }
 }

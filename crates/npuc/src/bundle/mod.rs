@@ -57,6 +57,12 @@ pub struct Manifest {
     pub back_end: BackEnd,
     /// The formats of weights and activations, as the command line names them.
     pub precision: String,
+    /// What the weights were quantised after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<RecipeRecord>,
+    /// The text that weights were rounded for or ranges were taken from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationRecord>,
     /// What was changed in the model's graphs so that they fit the target.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mends: Vec<Mend>,
@@ -82,6 +88,38 @@ pub struct Manifest {
     pub text: TextRecord,
     /// Every other file of the bundle.
     pub files: Vec<FileRecord>,
+}
+
+/// What weights were quantised after, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecipeRecord {
+    /// The recipe's name.
+    pub name: String,
+    /// The recipe as a TOML file.
+    pub toml: String,
+    /// How weights were rounded: `fast`, `search` or `best`.
+    pub quality: String,
+    /// The seed of the rotation that was folded in, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotated: Option<u64>,
+    /// Whether inputs were scaled by their size.
+    #[serde(default)]
+    pub scaled: bool,
+}
+
+/// Calibration text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CalibrationRecord {
+    /// The file, or that the model wrote it.
+    pub source: String,
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of all sequences.
+    pub tokens: usize,
+    /// The SHA-256 of the token ids in hexadecimal.
+    pub sha256: String,
 }
 
 /// A file and its hash.

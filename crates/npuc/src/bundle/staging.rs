@@ -1,11 +1,12 @@
 //! Atomic writing: under a temporary name, synced, then renamed, so that an output is whole or absent.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{Access, CWD, RenameFlags, access, renameat_with};
 use sha2::{Digest, Sha256};
 
 use super::{FileRecord, MANIFEST, hex, is_bundle, read_manifest};
@@ -61,9 +62,7 @@ impl Staging {
     /// it now, too little space.
     pub(crate) fn create(dir: &Path, need_bytes: u64) -> Result<Staging> {
         let dir = resolve_link(dir)?;
-        let name = dir.file_name().ok_or_else(|| {
-            Diagnostic::error(Code::Unwritable, "the output has no folder name").file(&dir).help("name a new folder")
-        })?;
+        let name = folder_name(&dir)?;
         let beside = |ending: &str| dir.with_file_name(format!(".{}.{ending}-npuc", name.to_string_lossy()));
         let (path, lock) = (beside("tmp"), beside("lock"));
         let refused = |error: io::Error| refusal(&dir, &error);
@@ -183,6 +182,38 @@ impl Write for HashingWriter {
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
+}
+
+/// Refuses a place where no bundle can be put, so that long work does not end in vain.
+///
+/// Errors: [`Code::Unwritable`] for a place without a name, or something else than a bundle or an empty folder.
+pub fn check_folder(dir: &Path) -> Result<()> {
+    let dir = resolve_link(dir)?;
+    folder_name(&dir)?;
+    refuse_other_content(&dir)
+}
+
+/// Refuses a place where no file can be written, so that long work does not end in vain.
+///
+/// Errors: [`Code::Unwritable`] for a folder, and for a file in a folder that is not there or is read-only.
+pub fn check_file(path: &Path) -> Result<()> {
+    let refused = |error: io::ErrorKind| Error::from(refusal(path, &error.into()));
+    let target = if path.is_symlink() { fs::canonicalize(path).map_err(|e| refusal(path, &e))? } else { path.into() };
+    if target.is_dir() {
+        return Err(refused(io::ErrorKind::IsADirectory));
+    }
+    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_special = target.exists() && !target.is_file();
+    if !is_special {
+        let writable = access(parent, Access::WRITE_OK | Access::EXEC_OK);
+        writable.map_err(|e| refusal(path, &e.into()))?;
+    }
+    Ok(())
+}
+
+fn folder_name(dir: &Path) -> Result<&OsStr> {
+    let fault = || Diagnostic::error(Code::Unwritable, "the output has no folder name").file(dir);
+    dir.file_name().ok_or_else(|| fault().help("name a new folder").into())
 }
 
 /// The folder that a link points to, so that the link stays what it is.

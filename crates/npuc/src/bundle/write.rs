@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use super::staging::Staging;
 use super::{
-    CHAT_TEMPLATE, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord, GraphRecord, MANIFEST, Manifest, SCALES,
-    SCHEMA, TOKENIZER, TextRecord, WEIGHTS, WeightRecord, digest, hex,
+    CHAT_TEMPLATE, CalibrationRecord, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord, GraphRecord, MANIFEST,
+    Manifest, RecipeRecord, SCALES, SCHEMA, TOKENIZER, TextRecord, WEIGHTS, WeightRecord, digest, hex,
 };
 use crate::back::tflite::{StoredForm, write_f32};
 use crate::back::{BackEnd, Emitted};
@@ -32,6 +32,10 @@ pub struct Contents<'a> {
     pub back_end: BackEnd,
     /// The formats of weights and activations, as the command line names them.
     pub precision: String,
+    /// What the weights were quantised after.
+    pub recipe: Option<RecipeRecord>,
+    /// The text that weights were rounded for or ranges were taken from.
+    pub calibration: Option<CalibrationRecord>,
     /// What was changed in the model's graphs so that they fit the target.
     pub mends: Vec<Mend>,
     /// The flags that lift limits of the target.
@@ -164,6 +168,8 @@ pub fn write(
         target: target.name.clone(),
         back_end: contents.back_end,
         precision: contents.precision,
+        recipe: contents.recipe,
+        calibration: contents.calibration,
         mends: contents.mends,
         flags: contents.flags,
         placement: contents.placement,
@@ -291,6 +297,7 @@ fn write_weights(
             let (name, file) = ((*name).into(), WEIGHTS.into());
             records.push(WeightRecord { name, dtype, shape, file, offset, bytes, scales: None });
             progress(bytes);
+            tensor.release(0..tensor.byte_len());
         }
         Ok(())
     })?;

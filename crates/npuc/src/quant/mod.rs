@@ -19,6 +19,7 @@ pub mod plan;
 mod ranges;
 pub mod recipe;
 mod scales;
+pub mod solve;
 pub mod stream;
 mod weights;
 

@@ -1,14 +1,14 @@
 //! What a recipe means for a checkpoint: the format of every weight, whether it may have it, and how many bytes that makes.
 
 use crate::back::BackEnd;
-use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::diag::{Code, Diagnostic, Error, Result, Severity};
 use crate::front::{Checkpoint, ModelConfig};
 use crate::model::{self, Role, WeightSpec, llama};
 use crate::target::{Number, Target, WeightFormat};
 use crate::tensor::{DType, Shape, byte_len};
 
 use super::fold::{Fold, Folds};
-use super::recipe::{Activation, Recipe};
+use super::recipe::{Activation, Kv, Recipe, Residual};
 
 /// Where quantised weights go, which decides what formats there may be.
 #[derive(Clone, Debug)]
@@ -83,7 +83,10 @@ impl Plan {
             config.tied = false;
             specs.push(head);
         }
-        let mut faults = Vec::new();
+        let mut faults = idle_settings(recipe, destination);
+        if !strict {
+            plan.notes.extend(faults.drain(..).map(warning));
+        }
         for spec in specs {
             let source = if checkpoint.tensors.contains_key(&spec.name) { &spec.name } else { llama::EMBEDDING };
             let Some(tensor) = checkpoint.tensors.get(source) else { continue };
@@ -96,8 +99,7 @@ impl Plan {
                     Ok(()) => wanted,
                     Err(fault) => match nearest(&spec, wanted, legal) {
                         Some(dtype) if !strict => {
-                            let told = Diagnostic { severity: crate::diag::Severity::Warning, ..*fault };
-                            plan.notes.push(told.help(format!(
+                            plan.notes.push(warning(*fault).help(format!(
                                 "it becomes {dtype}; name a format in the recipe, or refuse with --strict"
                             )));
                             dtype
@@ -112,19 +114,15 @@ impl Plan {
                         }
                     },
                 };
+            if recipe.format(&spec).is_none() && to != tensor.dtype && spec.shape.len() > 1 {
+                let message = "a weight that something is folded into cannot stay as it is stored";
+                let fault = Diagnostic::error(Code::UnsupportedFormat, message).subject(&spec.name);
+                let fault = fault.need("a format in the recipe").have(format!("{}, which becomes {to}", tensor.dtype));
+                if strict { faults.push(fault) } else { plan.notes.push(warning(fault)) }
+            }
             let source = source.to_owned();
             let planned = Planned { name: spec.name, source, role: spec.role, shape: spec.shape, from, to };
-            if planned.name != planned.source {
-                let told = Diagnostic::warning(
-                    Code::TiedHead,
-                    "the tied head gets a format of its own, as a copy of the table",
-                );
-                plan.notes.push(told.subject(&planned.name).have(format!(
-                    "{} more bytes in {}",
-                    planned.bytes(),
-                    planned.to
-                )));
-            }
+            plan.notes.extend(head_note(&planned));
             plan.weights.push(planned);
         }
         Error::check(faults)?;
@@ -149,6 +147,49 @@ impl Plan {
     }
 }
 
+/// What a head costs that is no longer the table.
+fn head_note(planned: &Planned) -> Option<Diagnostic> {
+    let message = "the tied head gets a format of its own, as a copy of the table";
+    let bytes = || format!("{} more bytes in {}", planned.bytes(), planned.to);
+    let note = || Diagnostic::warning(Code::TiedHead, message).subject(&planned.name).have(bytes());
+    (planned.name != planned.source).then(note)
+}
+
+fn warning(fault: Diagnostic) -> Diagnostic {
+    Diagnostic { severity: Severity::Warning, ..fault }
+}
+
+/// What a recipe says of activations, caches and the residual stream and a destination does not do.
+fn idle_settings(recipe: &Recipe, destination: &Destination) -> Vec<Diagnostic> {
+    let is_float = matches!(recipe.activation, Activation::Float | Activation::F32 | Activation::F16);
+    let target = match destination {
+        Destination::Target(target) => Some(target),
+        Destination::Gguf => None,
+    };
+    let is_tflite = target.is_some_and(|target| target.back_end == Some(BackEnd::Tflite));
+    let computes_f32 = target.is_none_or(|target| target.is_host());
+    let idle = [
+        (
+            "act",
+            recipe.activation.name(),
+            recipe.activation == Activation::F16 && computes_f32,
+            "f32 is computed there",
+        ),
+        ("kv", recipe.kv.name(), recipe.kv != Kv::Same && (is_float || is_tflite), "caches are as activations are"),
+        (
+            "residual",
+            recipe.residual.name(),
+            recipe.residual == Residual::Same && (is_float || is_tflite),
+            "the residual stream is float there",
+        ),
+    ];
+    let fault = |(key, value, _, why): (&str, &str, bool, &str)| {
+        let message = format!("a line of the recipe has no effect: {why}");
+        Diagnostic::error(Code::UnsupportedFormat, message).subject(key).have(value).help("leave the line out")
+    };
+    idle.into_iter().filter(|(_, _, idle, _)| *idle).map(fault).collect()
+}
+
 /// The format of a weight that the recipe leaves as it is: the stored one, but floats where something is folded in, and
 /// f32 for what is folded into a gain or bias.
 fn kept_format(spec: &WeightSpec, stored: DType, is_kept: bool) -> DType {
@@ -169,7 +210,7 @@ fn untied_head(recipe: &Recipe, specs: &[WeightSpec], checkpoint: &Checkpoint) -
 }
 
 /// The activations at the destination.
-fn activation(recipe: &Recipe, destination: &Destination) -> Result<Number> {
+pub(super) fn activation(recipe: &Recipe, destination: &Destination) -> Result<Number> {
     let fault = |message: &str| Diagnostic::error(Code::UnsupportedFormat, message).have(recipe.activation.name());
     match destination {
         Destination::Gguf => match recipe.activation {
@@ -197,7 +238,7 @@ fn activation(recipe: &Recipe, destination: &Destination) -> Result<Number> {
 }
 
 /// Whether a weight may have a format.
-fn is_legal(
+pub(super) fn is_legal(
     dtype: DType,
     stored: DType,
     spec: &WeightSpec,
@@ -252,4 +293,4 @@ fn nearest(spec: &WeightSpec, wanted: DType, legal: impl Fn(DType) -> Result<(),
 
 #[cfg(test)]
 #[path = "plan_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -10,9 +10,14 @@ use crate::tensor::Tensor;
 
 /// A model of one layer with 48 or 64 inputs, all weights stored as `dtype`.
 fn checkpoint(hidden: usize, tied: bool, dtype: DType) -> Checkpoint {
+    model_of([1, hidden, 64], tied, dtype)
+}
+
+/// A model of so many layers, inputs and inner rows, all matrices stored as `dtype`.
+pub(in crate::quant) fn model_of([layers, hidden, ffn]: [usize; 3], tied: bool, dtype: DType) -> Checkpoint {
     let text = format!(
         r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": {hidden},
-        "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": {ffn}, "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": 2,
         "vocab_size": 128, "max_position_embeddings": 64, "tie_word_embeddings": {tied}}}"#
     );
     let config = config_hf::parse(text.as_bytes(), std::path::Path::new("config.json")).unwrap().model;

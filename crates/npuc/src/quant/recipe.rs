@@ -25,6 +25,8 @@ pub struct Recipe {
     pub activation: Activation,
     /// What caches are.
     pub kv: Kv,
+    /// What the residual stream is where activations are whole numbers.
+    pub residual: Residual,
 }
 
 /// A format for the weights that a condition holds for.
@@ -62,6 +64,25 @@ pub enum Activation {
     U16,
     /// 16 bits around zero (MediaTek).
     S16,
+}
+
+/// What the residual stream and the norms between are in a recipe. The first token of real models has numbers of ten
+/// thousands there, beside which a step of 16 bits is as large as the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// IEEE half.
+    F16,
+    /// As activations are.
+    Same,
+}
+
+impl Residual {
+    const ALL: [(&'static str, Residual); 2] = [("f16", Residual::F16), ("act", Residual::Same)];
+
+    /// The name in recipes.
+    pub fn name(self) -> &'static str {
+        name_of(&Residual::ALL, self)
+    }
 }
 
 /// What caches of keys and values are in a recipe.
@@ -232,6 +253,10 @@ impl Recipe {
                     among(&Activation::ALL, value).ok_or_else(|| unknown("activation", list(&Activation::ALL)))?
             }
             "kv" => self.kv = among(&Kv::ALL, value).ok_or_else(|| unknown("cache format", list(&Kv::ALL)))?,
+            "residual" => {
+                self.residual =
+                    among(&Residual::ALL, value).ok_or_else(|| unknown("residual format", list(&Residual::ALL)))?;
+            }
             _ => {
                 let format = format(value).ok_or_else(|| unknown("weight format", format_names().join(", ")))?;
                 let condition = condition(key);
@@ -265,24 +290,26 @@ impl Recipe {
         let format = |rule: &WeightRule| rule.format.map_or("stored", DType::name);
         let rules = self.weights.iter().map(|rule| format!("{} = \"{}\"\n", rule.condition.key(), format(rule)));
         let rules: String = rules.collect();
-        format!("act = \"{}\"\nkv = \"{}\"\n{rules}", self.activation.name(), self.kv.name())
+        let (activation, kv, residual) = (self.activation.name(), self.kv.name(), self.residual.name());
+        format!("act = \"{activation}\"\nkv = \"{kv}\"\nresidual = \"{residual}\"\n{rules}")
     }
 
     /// Name patterns that match no weight of the model.
     ///
     /// Errors: [`Code::BadRecipe`] for each.
     pub fn check_names(&self, config: &ModelConfig) -> Result<()> {
-        let specs = crate::model::weight_specs(config);
+        let mut matrices = crate::model::weight_specs(config);
+        matrices.retain(|spec| !matches!(spec.role, Role::Norm | Role::Bias));
         let idle = |rule: &&WeightRule| match &rule.condition {
             Condition::Name(pattern) => {
-                !specs.iter().any(|spec| rule.condition.holds(&spec.name, spec.role)) && pattern != "lm_head"
+                !matrices.iter().any(|spec| rule.condition.holds(&spec.name, spec.role)) && pattern != "lm_head"
             }
             Condition::Linear | Condition::Role(_) => false,
         };
         let fault = |rule: &WeightRule| {
-            Diagnostic::error(Code::BadRecipe, "a line of the recipe is about no weight of the model")
+            Diagnostic::error(Code::BadRecipe, "a line of the recipe is about no matrix of the model")
                 .subject(rule.condition.key())
-                .help("`npuc inspect MODEL` lists the weights")
+                .help("`npuc inspect --json MODEL` lists the weights; gains and biases stay floats")
         };
         Error::check(self.weights.iter().filter(idle).map(fault).collect())
     }
@@ -296,7 +323,7 @@ impl Named {
             rule(Condition::Role(Role::Head), self.matrices),
             rule(Condition::Role(Role::Embedding), self.table),
         ];
-        Recipe { name: name.to_owned(), weights, activation: self.activation, kv: self.kv }
+        Recipe { name: name.to_owned(), weights, activation: self.activation, kv: self.kv, residual: Residual::F16 }
     }
 }
 

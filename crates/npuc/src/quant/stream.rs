@@ -2,15 +2,16 @@
 
 use std::io::{self, Write};
 
+use half::f16;
 use npuc_kernels::dequant::dequantize_row;
-use npuc_kernels::quantize::{Search, quantize_row, saturates};
+use npuc_kernels::quantize::{Search, largest_magnitude, quantize_row, saturates};
 use rayon::prelude::*;
 
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::tensor::{DType, Tensor};
 
-/// Elements that are quantised at a time.
-const BATCH_ELEMENTS: usize = 1 << 20;
+/// Elements that are quantised at a time: enough that threads seldom wait for each other.
+const BATCH_ELEMENTS: usize = 1 << 22;
 
 /// What goes wrong while a weight is written: the weight itself, or the place that it is written to.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub enum Fault {
     Output(io::Error),
 }
 
-/// The memory that [`write`] needs at most for rows of `cols` elements, besides the weight itself.
+/// The memory that [`write()`] needs at most for rows of `cols` elements, besides the weight itself.
 pub fn need_bytes(cols: usize, threads: usize) -> u64 {
     let rows = batch_rows(cols);
     (rows * cols * 4 + threads * cols * 4) as u64
@@ -46,6 +47,10 @@ pub fn write(name: &str, tensor: &Tensor, to: DType, search: Search, out: &mut d
     let mut done = 0;
     for stored in bytes.chunks((batch_rows(cols) * row_bytes).max(1)) {
         if tensor.dtype == to {
+            let rows = stored.par_chunks_exact(row_bytes);
+            rows.map_init(|| vec![0.0f32; cols], |row, stored| finite(name, tensor.dtype, stored, row))
+                .collect::<Result<()>>()
+                .map_err(Fault::Weight)?;
             out.write_all(stored).map_err(Fault::Output)?;
         } else {
             batch.resize(stored.len() / row_bytes * out_bytes, 0);
@@ -68,16 +73,36 @@ pub fn write(name: &str, tensor: &Tensor, to: DType, search: Search, out: &mut d
     Ok(())
 }
 
-/// Refuses a row that a format cannot hold.
-pub(super) fn checked(name: &str, row: &[f32], to: DType) -> Result<()> {
-    // A sum of products with zero is zero unless one of them is not finite; it is far faster than a test of each.
-    if row.iter().map(|x| x * 0.0).sum::<f32>() != 0.0 {
+/// Refuses a weight with values that are not finite.
+///
+/// Errors: [`Code::NonFiniteWeights`].
+pub fn check_finite(name: &str, tensor: &Tensor) -> Result<()> {
+    let cols = tensor.shape.last().copied().unwrap_or(1);
+    let Some(row_bytes) = tensor.dtype.row_bytes(cols).filter(|bytes| *bytes > 0) else { return Ok(()) };
+    let (bytes, mut row) = (tensor.bytes(), vec![0.0; cols]);
+    bytes.chunks_exact(row_bytes).try_for_each(|stored| finite(name, tensor.dtype, stored, &mut row))
+}
+
+/// Refuses a stored row with values that are not finite; its values are left in `row`.
+fn finite(name: &str, dtype: DType, stored: &[u8], row: &mut [f32]) -> Result<()> {
+    dequantize_row(dtype, stored, row);
+    finite_row(name, row).map(|_| ())
+}
+
+/// The largest magnitude of a row, all of which must be finite.
+fn finite_row(name: &str, row: &[f32]) -> Result<f32> {
+    largest_magnitude(row).ok_or_else(|| {
         let odd = row.iter().filter(|x| !x.is_finite()).count();
         let fault = Diagnostic::error(Code::NonFiniteWeights, "a weight holds values that are not finite");
-        return Err(fault.subject(name).need("finite values").have(format!("{odd} in a row of {}", row.len())).into());
-    }
-    if saturates(to, row) {
-        let largest = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        fault.subject(name).need("finite values").have(format!("{odd} in a row of {}", row.len())).into()
+    })
+}
+
+/// Refuses a row that a format cannot hold.
+pub(super) fn checked(name: &str, row: &[f32], to: DType) -> Result<()> {
+    let largest = finite_row(name, row)?;
+    // Every format holds what f16 does.
+    if largest > f16::MAX.to_f32_const() && saturates(to, row) {
         let fault = Diagnostic::error(Code::BadRange, "a weight holds numbers that its format cannot");
         return Err(fault
             .subject(name)

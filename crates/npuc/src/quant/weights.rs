@@ -37,6 +37,17 @@ impl WeightFormat {
         }
     }
 
+    /// The format whose numbers and scales a matrix stored as `dtype` has already.
+    pub const fn of_stored(dtype: DType) -> Option<WeightFormat> {
+        match dtype {
+            DType::Int8 => Some(WeightFormat::Int8),
+            DType::Int4 => Some(WeightFormat::Int4),
+            DType::F32 | DType::F16 | DType::BF16 | DType::Lpbq4(_) | DType::Bw4(_) => None,
+            DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => None,
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => None,
+        }
+    }
+
     /// Bits of a number.
     pub const fn bits(self) -> u32 {
         match self {
@@ -79,10 +90,16 @@ pub const SMALLEST_ROW: f32 = 1e-20;
 /// Elements that are rounded at a time.
 const BATCH_ELEMENTS: usize = 1 << 20;
 
-/// The scale of every row `[rows]` of a matrix `[rows, cols]`; of the whole for a vector.
+/// The scale of every row `[rows]` of a matrix `[rows, cols]`; of the whole for a vector. A matrix that is stored in the
+/// format keeps its scales, with which its numbers come out as they are.
 ///
 /// Errors: [`Code::NonFiniteWeights`].
 pub fn row_scales(name: &str, tensor: &Tensor, format: WeightFormat) -> Result<Vec<f32>> {
+    if WeightFormat::of_stored(tensor.dtype) == Some(format) {
+        let (_, row_bytes) = row_size(tensor);
+        let scale = |row: &[u8]| f32::from_le_bytes([row[0], row[1], row[2], row[3]]);
+        return Ok(tensor.bytes().chunks_exact(row_bytes).map(scale).collect());
+    }
     let (cols, row_bytes) = row_size(tensor);
     let bytes = tensor.bytes();
     let rows = bytes.par_chunks_exact(row_bytes).map_init(

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::diag::Result;
+use crate::diag::{Code, Diagnostic, Result};
 use crate::front::config::{LlamaArchitecture, LlamaConfig, RopeScaling};
 use crate::front::{Checkpoint, GgufVocab, gguf};
 use crate::model::Role;
@@ -11,6 +11,8 @@ use crate::tensor::{DType, SourceFile};
 
 /// The keys that a change of formats changes.
 const FORMAT_KEYS: [&str; 2] = ["general.file_type", "general.quantization_version"];
+/// The keys of ids that end an answer, `tokenizer.ggml.<name>_token_id`.
+const ENDING: [&str; 3] = ["eos", "eot", "eom"];
 /// The version of ggml's block formats.
 const BLOCKS_VERSION: u32 = 2;
 
@@ -91,11 +93,29 @@ pub(super) fn of_model(
         None => keys.string("tokenizer.ggml.model", "no_vocab"),
     }
     let special = &checkpoint.special;
-    for (name, id) in [("bos", special.bos), ("eos", special.first_eos)] {
-        id.iter().for_each(|id| keys.u32(&format!("tokenizer.ggml.{name}_token_id"), *id));
+    let ending = ENDING.into_iter().zip(ending_ids(checkpoint));
+    for (name, id) in special.bos.map(|id| ("bos", id)).into_iter().chain(ending) {
+        keys.u32(&format!("tokenizer.ggml.{name}_token_id"), id);
     }
     keys.formats(file_type);
     (keys.count, keys.bytes)
+}
+
+/// The ids that end an answer, the one that is named first before the others.
+fn ending_ids(checkpoint: &Checkpoint) -> impl Iterator<Item = u32> {
+    let special = &checkpoint.special;
+    let others = special.eos.iter().copied().filter(|id| Some(*id) != special.first_eos);
+    special.first_eos.into_iter().chain(others)
+}
+
+/// Tells of ids that end an answer and have no key in a GGUF file.
+pub(super) fn lost_ids(checkpoint: &Checkpoint) -> Option<Diagnostic> {
+    let lost: Vec<String> = ending_ids(checkpoint).skip(ENDING.len()).map(|id| id.to_string()).collect();
+    let warning =
+        || Diagnostic::warning(Code::BadTokenId, "a GGUF file has no key for some of the ids that end an answer");
+    (!lost.is_empty()).then(|| {
+        warning().need(format!("{} ids at most", ENDING.len())).have(format!("{} are left out", lost.join(", ")))
+    })
 }
 
 /// Keys and values, one after the other.

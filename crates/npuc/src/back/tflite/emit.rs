@@ -218,6 +218,7 @@ impl Emitter<'_> {
             return Err(not_a_weight(value));
         };
         let stored = weight(self.weights, value)?;
+        let format = WeightFormat::of_stored(stored.dtype).unwrap_or(format);
         let scales: Arc<[f32]> = quant::row_scales(&value.name, &stored, format)?.into();
         let shape = self.shape(id)?;
         let tensor = self.writer.whole_weight(value.name.clone(), shape, stored, format, Arc::clone(&scales));

@@ -50,7 +50,7 @@ pub enum Storage<'a> {
     /// tensor, see [`scales`](crate::quant::scales()). RMS normalisations, the residual stream and values with a few far
     /// larger elements are computed in f32.
     Integer {
-        /// How matrices are stored.
+        /// How matrices are stored that are not in int8 or int4 already.
         weights: WeightFormat,
         /// The ranges of the part of the model that the graph computes.
         ranges: &'a Ranges,
