@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Instant;
 
+use npuc::back::BackEnd;
 use npuc::back::gguf::Layout;
 use npuc::bundle::CalibrationRecord;
 use npuc::bundle::staging::{check_file, check_folder};
@@ -27,7 +28,7 @@ struct Report {
     recipe: String,
     quality: Quality,
     bits_per_weight: f64,
-    /// Bytes of the written file, told before it was written; they are equal, or the command fails.
+    /// Bytes of the written file or of a bundle's weights, told before they were written.
     forecast_bytes: u64,
     written_bytes: u64,
     /// The most memory that the work was said to need, apart from mapped files.
@@ -58,6 +59,7 @@ pub(crate) fn command(args: &QuantizeArgs, output: Output) -> Result<()> {
         None if is_gguf => Destination::Gguf,
         None => Destination::Target(target::host()),
     };
+    refuse_chip_bundle(&destination, &args.output, is_gguf)?;
     let prepared = prepare(&checkpoint, recipe, &args.how, &destination, is_gguf, threads(args.threads), output)?;
     let mut report = report(args, &checkpoint, &prepared);
     if is_gguf {
@@ -108,6 +110,18 @@ fn refuse_idle_flags(args: &QuantizeArgs, is_gguf: bool) -> Result<()> {
         }
         Some(shapes) => npuc::build::Plan::new(target::host(), shapes).map(|_| ()),
         None => Ok(()),
+    }
+}
+
+/// A bundle of this command is for this machine, which imitates the whole numbers of Qualcomm's chips and not MediaTek's.
+fn refuse_chip_bundle(destination: &Destination, output: &Path, is_gguf: bool) -> Result<()> {
+    match destination {
+        Destination::Target(target) if target.back_end == Some(BackEnd::Tflite) && !is_gguf => {
+            let fault = Diagnostic::error(Code::BadArgument, "npuc quantize writes no bundles for this chip");
+            let help = format!("use npuc build --target {} --recipe …, or leave out --target", target.name);
+            Err(fault.file(output).have(&target.name).help(help).into())
+        }
+        Destination::Target(_) | Destination::Gguf => Ok(()),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::text::{Sampler, Sampling, SamplingConfig};
 
 /// Tokens of a sequence, and how many sequences the model writes where there is no text.
 /// Tokens of the larger step.
-const STEP_TOKENS: usize = 16;
+pub(crate) const STEP_TOKENS: usize = 16;
 /// How much wider than what was seen the ranges are, because other text reaches further: what lies beyond a range is cut
 /// off, which costs more than the third of a bit that this takes from every step.
 pub const HEADROOM: f32 = 1.25;
@@ -35,13 +35,7 @@ pub fn calibrate(
     sequences: &[Vec<u32>],
     threads: usize,
 ) -> Result<Vec<Ranges>> {
-    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    if longest == 0 {
-        return Err(Diagnostic::error(Code::BadArgument, "there is no text to calibrate with").into());
-    }
-    let capacity = longest.next_multiple_of(STEP_TOKENS);
-    let shape = |tokens| StepShape { tokens, capacity };
-    let asked = Request { shapes: vec![shape(STEP_TOKENS), shape(1)], ..request.clone() };
+    let asked = Request { shapes: shapes(sequences)?, ..request.clone() };
     let chunks = chunks(&checkpoint.config, &weight_types(&checkpoint.tensors), &asked, parts)?;
     let program = program_of(checkpoint, &asked, &chunks);
     let mut ranges: Vec<Ranges> = vec![Ranges::default(); parts.len()];
@@ -56,6 +50,18 @@ pub fn calibrate(
     }
     share_boundaries(&chunks[..parts.len()], &mut ranges)?;
     Ok(ranges)
+}
+
+/// The steps that the sequences are run in.
+///
+/// Errors: no tokens.
+pub(crate) fn shapes(sequences: &[Vec<u32>]) -> Result<Vec<StepShape>> {
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    if longest == 0 {
+        return Err(Diagnostic::error(Code::BadArgument, "there is no text to calibrate with").into());
+    }
+    let capacity = longest.next_multiple_of(STEP_TOKENS);
+    Ok([STEP_TOKENS, 1].map(|tokens| StepShape { tokens, capacity }).into())
 }
 
 /// One range of the residual stream where it leaves a part and enters the next.

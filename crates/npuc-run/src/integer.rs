@@ -12,16 +12,13 @@ use npuc::ir::Graph;
 use npuc::model::{self, StepShape, llama};
 use npuc::pass::{self, Pass};
 use npuc::quant::{self, Encodings, Ranges, Scheme, WeightFormat};
-use npuc::{Code, Diagnostic, Result, Tensor, back, target};
+use npuc::{Result, Tensor, back, target};
 
-use crate::calibrate::{HEADROOM, seen};
+use crate::calibrate::{HEADROOM, seen, shapes};
 use crate::program::{Program, Segment, Step};
 
 /// The passes before whole numbers as Qualcomm's NPUs have them; norms and rotary embeddings stay whole.
 pub const QUALCOMM_PASSES: [Pass; 3] = [Pass::DecomposeAttention, Pass::DecomposeSilu, Pass::Simplify];
-
-/// Tokens of the larger step of a calibration.
-const STEP_TOKENS: usize = 16;
 
 /// Whose whole numbers are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,13 +63,7 @@ pub fn ranges(
     sequences: &[Vec<u32>],
     threads: usize,
 ) -> Result<Ranges> {
-    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    if longest == 0 {
-        return Err(Diagnostic::error(Code::BadArgument, "there is no text to calibrate with").into());
-    }
-    let capacity = longest.next_multiple_of(STEP_TOKENS);
-    let shapes = vec![StepShape { tokens: STEP_TOKENS, capacity }, StepShape { tokens: 1, capacity }];
-    let program = lowered(checkpoint, shapes, arithmetic)?;
+    let program = lowered(checkpoint, shapes(sequences)?, arithmetic)?;
     let mut ranges = Ranges::default();
     for seen in seen(&program, sequences, threads)?.iter().flatten() {
         ranges.join(seen);

@@ -99,6 +99,7 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     let spinner = output.spinner("proving the mends and checking weights");
     let proofs = times.proof_ms.measure(|| prove(&checkpoint.config, Some(&checkpoint.tensors), &request, &applied))?;
     let mut warnings = checkpoint.warnings.clone();
+    warnings.extend(quantised.iter().flat_map(|(prepared, _)| prepared.plan.notes.clone()));
     warnings.extend(fit.misfits.iter().map(npuc::target::Misfit::diagnostic));
     warnings.extend(non_finite(&checkpoint));
     drop(spinner);
@@ -183,7 +184,6 @@ fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
         Some(recipe) => {
             let destination = Destination::Target(target.clone());
             let prepared = prepare(&checkpoint, recipe, &args.how, &destination, false, threads(None), output)?;
-            output.warnings(&prepared.plan.notes);
             let quantised = prepared.quantised(&checkpoint, &args.output, output)?;
             checkpoint = quantised.checkpoint.clone();
             Some((prepared, quantised))
@@ -321,10 +321,12 @@ fn calibrated(
     output: Output,
 ) -> Result<(Vec<Ranges>, Option<CalibrationRecord>)> {
     let spinner = output.spinner("calibrating");
+    // The whole text, for which weights may have been rounded; ranges take as much of it as they need.
+    let record = text.record();
     let text = text.first_tokens(RANGES_OF_FILE.samples * RANGES_OF_FILE.tokens);
     let ranges = calibrate(checkpoint, request, parts, &text.sequences, threads(None))?;
     drop(spinner);
-    Ok((ranges, Some(text.record())))
+    Ok((ranges, Some(record)))
 }
 
 /// The model's name in the names of files: that of its folder or file.

@@ -361,6 +361,8 @@ fn what_cannot_be_asked_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("idle.toml"), "base = \"q8_0\"\n\"layers.9.*\" = \"q4_0\"\n").unwrap();
     fs::write(folder.path().join("odd.toml"), "base = \"q8_0\"\nlinear = \"q9\"\nact = \"u4\"\n").unwrap();
+    fs::write(folder.path().join("caches.toml"), "base = \"q8_0\"\nkv = \"u8\"\n").unwrap();
+    fs::write(folder.path().join("gains.toml"), "base = \"q8_0\"\n\"*norm\" = \"int8\"\n").unwrap();
     fs::write(folder.path().join("malformed.toml"), "base = \"q8_0\"\nlinear = \n").unwrap();
     for (how, message, status) in [
         (
@@ -380,12 +382,21 @@ fn what_cannot_be_asked_is_refused() {
         ("--recipe TMP/idle.toml -o TMP/o.gguf", "error[bad-recipe]: a line of the recipe is about no matrix", 2),
         ("--recipe TMP/odd.toml -o TMP/o.gguf", "error[bad-recipe]: a recipe has an unknown weight format", 2),
         ("--recipe TMP/malformed.toml -o TMP/o.gguf", "error[bad-recipe]: the recipe does not parse", 2),
+        ("--recipe TMP/gains.toml -o TMP/o.gguf", "error[bad-recipe]: a line of the recipe is about no matrix", 2),
+        (
+            "--recipe TMP/caches.toml --strict -o TMP/o.gguf",
+            "error[unsupported-format]: a line of the recipe has no effect",
+            1,
+        ),
+        ("--recipe q8_0 --shapes 8t8c,1t8c -o TMP/o.gguf", "error[bad-argument]: --shapes does nothing", 2),
+        ("--recipe q8_0 --shapes 8t8c -o TMP/o", "error[bad-shape]: no step shape decodes", 2),
+        ("--recipe w8a16 --target genio-720 -o TMP/o", "error[bad-argument]: npuc quantize writes no bundles", 2),
         ("--recipe TMP/none.toml -o TMP/o.gguf", "error[unreadable]: cannot read the recipe", 3),
         ("--recipe q4_0 -o /", "error[unwritable]: the output has no folder name", 3),
         ("--recipe q4_0 --threads 0 -o TMP/o.gguf", "error[bad-argument]: the number of threads is out of range", 2),
     ] {
         let (stderr, have) = said(&format!("quantize qwen2-bf16 {how}"), folder.path());
         assert!(stderr.contains(message) && have == status, "{how}: {have}, {stderr}");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "{how}: nothing is left");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5, "{how}: nothing is left");
     }
 }

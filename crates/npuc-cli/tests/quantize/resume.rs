@@ -135,3 +135,18 @@ fn a_damaged_stage_is_told() {
     fs::remove_dir_all(&work).unwrap();
     quantise(&format!("qwen2-bf16 {how} -o TMP/{output}"), folder.path());
 }
+
+#[test]
+fn one_run_at_a_time_writes_to_a_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "quantize qwen2-bf16 --recipe w8 -o TMP/out";
+    let other = fs::File::create(folder.path().join(".out.work-npuc.lock")).unwrap();
+    other.lock().unwrap();
+    let (stderr, status) = said(line, folder.path());
+    assert!(stderr.contains("error[unwritable]: another build is writing to this place"), "{stderr}");
+    assert_eq!(status, 3);
+    drop(other);
+    assert_eq!(said(line, folder.path()).1, 0);
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["out"], "neither stages nor the lock stay");
+}

@@ -9,6 +9,7 @@ use npuc::tensor::byte_len;
 use npuc::{Code, Diagnostic, Result};
 
 use super::{Quality, is_rounded, stage_of};
+use crate::calibrate::STEP_TOKENS;
 use crate::corpus::Corpus;
 
 /// The program itself, the headers of files and the buffers of writers.
@@ -50,15 +51,15 @@ pub fn need_bytes(plan: &Plan, folds: &Folds, quality: Quality, corpus: Option<&
 
 /// Taking ranges of activations over the text: caches, the scores of a step, and a histogram of each value of two graphs.
 fn ranges_bytes(plan: &Plan, corpus: &Corpus) -> u64 {
-    /// Tokens of a step, values of a layer's graph, and bytes of what is kept of each.
-    const STEP_TOKENS: u64 = 16;
+    /// Values of a layer's graph, and bytes of what is kept of each.
     const LAYER_VALUES: u64 = 64;
     const SEEN_BYTES: u64 = 6 << 10;
     let ModelConfig::Llama(config) = &plan.config;
+    let step_tokens = STEP_TOKENS as u64;
     let (layers, width) = (config.layers as u64, (config.kv_heads * config.head_dim) as u64);
-    let longest = corpus.sequences.iter().map(Vec::len).max().unwrap_or(0) as u64 + STEP_TOKENS;
+    let longest = corpus.sequences.iter().map(Vec::len).max().unwrap_or(0) as u64 + step_tokens;
     let caches = 2 * 4 * layers * width * longest;
-    let scores = 2 * 4 * STEP_TOKENS * config.vocab as u64;
+    let scores = 2 * 4 * step_tokens * config.vocab as u64;
     caches + scores + 2 * layers * LAYER_VALUES * SEEN_BYTES
 }
 

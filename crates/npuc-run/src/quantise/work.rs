@@ -1,20 +1,19 @@
 //! The work folder of a quantisation: one file for each stage that is done, so that what was broken off goes on from there.
 //!
-//! A stage's file is the length of a JSON header in 8 bytes, the header, then the weights at multiples of 64 bytes.
+//! A stage's file is the length of a JSON header in 8 bytes, the header, then the weights, all at multiples of 64 bytes; the
+//! header counts their places from the first of them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use npuc::bundle::staging::{stream_file, write_file};
+use npuc::bundle::staging::{Lock, stream_file, write_file};
 use npuc::quant::stream::{self, Fault};
 use npuc::tensor::{Shape, SourceFile, byte_len};
 use npuc::{Code, DType, Diagnostic, Result, Tensor};
 use npuc_kernels::quantize::Search;
 use serde::{Deserialize, Serialize};
 
-/// The file that is locked while a run works in the folder.
-const LOCK: &str = "work.lock";
 /// Where weights begin in a stage's file.
 const ALIGNMENT: u64 = 64;
 /// The file that says which work the folder holds.
@@ -24,10 +23,10 @@ const KEY: &str = "work.key";
 #[derive(Debug)]
 pub(super) struct Work {
     dir: PathBuf,
-    /// Held as long as the work goes on, so that no other run writes here.
-    _lock: File,
     /// Whether what is done goes when the work ends without an output: it is cheap to do again.
     is_transient: bool,
+    /// Released last, so that no other run writes here.
+    _lock: Lock,
 }
 
 /// A weight of a stage and the format that it gets there.
@@ -61,18 +60,15 @@ impl Work {
                 .help("name an output in a folder that can be written")
         };
         fs::create_dir_all(dir).map_err(refused)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(dir.join(LOCK)).map_err(refused)?;
-        if lock.try_lock().is_err() {
-            let fault = Diagnostic::error(Code::Unwritable, "another quantisation is writing to this place").file(dir);
-            return Err(fault.help("wait for it, or name another output").into());
-        }
-        let work = Work { dir: dir.to_path_buf(), _lock: lock, is_transient };
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let lock = Lock::take(dir, dir.with_file_name(format!("{name}.lock")))?;
+        let work = Work { dir: dir.to_path_buf(), is_transient, _lock: lock };
         if fs::read_to_string(dir.join(KEY)).is_ok_and(|held| held == key) {
             return Ok(work);
         }
-        let stage = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "weights");
-        let entries = fs::read_dir(dir).map_err(refused)?.filter_map(|entry| Some(entry.ok()?.path()));
-        entries.filter(stage).try_for_each(fs::remove_file).map_err(refused)?;
+        for entry in fs::read_dir(dir).map_err(refused)? {
+            fs::remove_file(entry.map_err(refused)?.path()).map_err(refused)?;
+        }
         write_file(&dir.join(KEY), key.as_bytes())?;
         Ok(work)
     }
@@ -95,11 +91,14 @@ impl Work {
                 .file(&path)
                 .help("remove the folder; the work then begins anew")
         };
-        let header = file.bytes().first_chunk::<8>().map(|length| u64::from_le_bytes(*length));
-        let header = header.and_then(|length| file.bytes().get(8..8usize.checked_add(usize::try_from(length).ok()?)?));
-        let records: Vec<Record> = header.and_then(|json| serde_json::from_slice(json).ok()).ok_or_else(fault)?;
+        let length = file.bytes().first_chunk::<8>().map(|length| u64::from_le_bytes(*length));
+        let end = length.and_then(|length| 8usize.checked_add(usize::try_from(length).ok()?)).ok_or_else(fault)?;
+        let json = file.bytes().get(8..end).ok_or_else(fault)?;
+        let records: Vec<Record> = serde_json::from_slice(json).map_err(|_| fault())?;
+        let first = end.next_multiple_of(ALIGNMENT as usize);
         let weight = |record: Record| {
-            let (start, len) = (usize::try_from(record.offset).ok()?, usize::try_from(record.bytes).ok()?);
+            let (offset, len) = (usize::try_from(record.offset).ok()?, usize::try_from(record.bytes).ok()?);
+            let start = first.checked_add(offset)?;
             let range = start..start.checked_add(len)?;
             let tensor = Tensor::in_file(DType::from_name(&record.dtype)?, Shape(record.shape), file.clone(), range)?;
             Some((record.name, tensor))
@@ -113,24 +112,20 @@ impl Work {
     /// Errors: those of [`stream::write`], a folder that cannot be written.
     pub(super) fn store(&self, stage: usize, pieces: &[Piece], search: Search) -> Result<BTreeMap<String, Tensor>> {
         let bytes = |piece: &Piece| byte_len(piece.to, &piece.tensor.shape).unwrap_or(usize::MAX) as u64;
-        // The header's length depends on the offsets, which begin where a header with the widest numbers would end.
-        let header = |start: u64| {
-            let mut offset = start;
-            let record = |piece: &Piece| {
-                let begin = offset;
-                offset = (offset + bytes(piece)).next_multiple_of(ALIGNMENT);
-                let (dtype, shape) = (piece.to.name().into(), piece.tensor.shape.to_vec());
-                Record { name: piece.name.clone(), dtype, shape, offset: begin, bytes: bytes(piece) }
-            };
-            let records: Vec<Record> = pieces.iter().map(record).collect();
-            (serde_json::to_vec(&records).unwrap_or_default(), offset)
+        let mut offset = 0;
+        let record = |piece: &Piece| {
+            let begin = offset;
+            offset = (offset + bytes(piece)).next_multiple_of(ALIGNMENT);
+            let (dtype, shape) = (piece.to.name().into(), piece.tensor.shape.to_vec());
+            Record { name: piece.name.clone(), dtype, shape, offset: begin, bytes: bytes(piece) }
         };
-        let start = (8 + header(u64::from(u32::MAX)).0.len() as u64 * 2).next_multiple_of(ALIGNMENT);
-        let (json, total_bytes) = header(start);
+        let records: Vec<Record> = pieces.iter().map(record).collect();
+        let json = serde_json::to_vec(&records).expect("records have only text keys and plain values");
+        let mut head = (json.len() as u64).to_le_bytes().to_vec();
+        head.extend(json);
+        head.resize(head.len().next_multiple_of(ALIGNMENT as usize), 0);
+        let total_bytes = head.len() as u64 + offset;
         stream_file(&self.path(stage), total_bytes, |out| {
-            let mut head = (json.len() as u64).to_le_bytes().to_vec();
-            head.extend(json);
-            head.resize(start as usize, 0);
             out.write_all(&head).map_err(Fault::Output)?;
             for piece in pieces {
                 stream::write(&piece.name, &piece.tensor, piece.to, search, out)?;

@@ -27,14 +27,18 @@ pub(crate) struct Staging {
 
 /// The right to write to one place: a locked file beside it. Only who holds the lock of the file that is
 /// there removes it, so two builds never hold it at once.
-struct Lock {
+#[derive(Debug)]
+pub struct Lock {
     path: PathBuf,
     /// Holds the lock as long as it is open.
     _file: File,
 }
 
 impl Lock {
-    fn take(dir: &Path, path: PathBuf) -> Result<Lock> {
+    /// Takes the lock `path` of what is written to `dir`.
+    ///
+    /// Errors: [`Code::Unwritable`], also while another build holds it.
+    pub fn take(dir: &Path, path: PathBuf) -> Result<Lock> {
         let opened = File::options().create(true).truncate(false).write(true).open(&path);
         let file = opened.map_err(|e| refusal(dir, &e))?;
         let same = || -> io::Result<bool> { Ok(file.metadata()?.ino() == fs::metadata(&path)?.ino()) };

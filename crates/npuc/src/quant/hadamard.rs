@@ -59,7 +59,8 @@ impl Rotation {
     }
 
     /// Whether every entry of `R` is `±1/√n`.
-    pub fn is_hadamard(&self) -> bool {
+    #[cfg(test)]
+    fn is_hadamard(&self) -> bool {
         self.block == self.len()
     }
 

@@ -48,11 +48,6 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Whether the stored bytes stay as they are.
-    pub fn passes_through(&self) -> bool {
-        self.from == self.to
-    }
-
     /// The bytes of the quantised weight.
     pub fn bytes(&self) -> u64 {
         byte_len(self.to, &self.shape).unwrap_or(usize::MAX) as u64
@@ -65,7 +60,7 @@ impl Plan {
     /// What a destination cannot take is replaced by its nearest format with at least as many bits, which is told in
     /// [`Plan::notes`]; with `strict` it is an error.
     ///
-    /// Errors: [`Code::BadRecipe`] for lines about no weight; [`Code::GroupSize`] and [`Code::UnsupportedFormat`] for
+    /// Errors: [`Code::BadRecipe`] for lines about no matrix; [`Code::MissingTensor`]; [`Code::GroupSize`] and [`Code::UnsupportedFormat`] for
     /// formats that cannot be and have no nearest one, all at once.
     pub fn new(
         checkpoint: &Checkpoint,
@@ -88,8 +83,13 @@ impl Plan {
             plan.notes.extend(faults.drain(..).map(warning));
         }
         for spec in specs {
-            let source = if checkpoint.tensors.contains_key(&spec.name) { &spec.name } else { llama::EMBEDDING };
-            let Some(tensor) = checkpoint.tensors.get(source) else { continue };
+            let is_copy = spec.role == Role::Head && checkpoint.config.tied();
+            let source = if is_copy { llama::EMBEDDING } else { &spec.name };
+            let Some(tensor) = checkpoint.tensors.get(source) else {
+                faults
+                    .push(Diagnostic::error(Code::MissingTensor, "a weight of the model is not there").subject(source));
+                continue;
+            };
             let is_kept = folds.get(&spec.name).is_none_or(Fold::is_kept);
             let from = if is_kept { tensor.dtype } else { DType::F32 };
             let wanted = recipe.format(&spec).unwrap_or_else(|| kept_format(&spec, tensor.dtype, is_kept));
@@ -114,11 +114,12 @@ impl Plan {
                         }
                     },
                 };
-            if recipe.format(&spec).is_none() && to != tensor.dtype && spec.shape.len() > 1 {
-                let message = "a weight that something is folded into cannot stay as it is stored";
-                let fault = Diagnostic::error(Code::UnsupportedFormat, message).subject(&spec.name);
-                let fault = fault.need("a format in the recipe").have(format!("{}, which becomes {to}", tensor.dtype));
-                if strict { faults.push(fault) } else { plan.notes.push(warning(fault)) }
+            let unkept =
+                (!is_kept && recipe.format(&spec).is_none()).then(|| unkept(&spec, tensor.dtype, to)).flatten();
+            if strict {
+                faults.extend(unkept)
+            } else {
+                plan.notes.extend(unkept.map(warning))
             }
             let source = source.to_owned();
             let planned = Planned { name: spec.name, source, role: spec.role, shape: spec.shape, from, to };
@@ -153,6 +154,14 @@ fn head_note(planned: &Planned) -> Option<Diagnostic> {
     let bytes = || format!("{} more bytes in {}", planned.bytes(), planned.to);
     let note = || Diagnostic::warning(Code::TiedHead, message).subject(&planned.name).have(bytes());
     (planned.name != planned.source).then(note)
+}
+
+/// Told of a matrix that something is folded into and that was to stay as it is stored.
+fn unkept(spec: &WeightSpec, stored: DType, to: DType) -> Option<Diagnostic> {
+    let message = "a weight that something is folded into cannot stay as it is stored";
+    let fault = || Diagnostic::error(Code::UnsupportedFormat, message).subject(&spec.name);
+    let told = || fault().need("a format in the recipe").have(format!("{stored}, which becomes {to}"));
+    (to != stored && spec.shape.len() > 1).then(told)
 }
 
 fn warning(fault: Diagnostic) -> Diagnostic {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::front::{Source, SpecialTokens, config_hf};
+use crate::quant::hadamard::Rotation;
 use crate::target;
 use crate::tensor::Tensor;
 
@@ -101,10 +102,29 @@ fn what_is_stored_in_a_legal_format_stays() {
         let checkpoint = checkpoint(64, true, dtype);
         for destination in [Destination::Target(target::host()), Destination::Gguf] {
             let plan = planned(&checkpoint, "base = \"stored\"", &destination, true).unwrap();
-            assert!(plan.weights.iter().all(Planned::passes_through), "{dtype}");
+            assert!(plan.weights.iter().all(|weight| weight.to == weight.from), "{dtype}");
             let plan = planned(&checkpoint, &format!("base = \"{dtype}\""), &destination, true).unwrap();
-            assert!(plan.weights.iter().all(Planned::passes_through), "{dtype}");
+            assert!(plan.weights.iter().all(|weight| weight.to == weight.from), "{dtype}");
         }
+    }
+}
+
+#[test]
+fn what_is_rotated_cannot_stay_in_blocks_and_says_so() {
+    for (dtype, becomes) in [(DType::Q4_0, Some(DType::F16)), (DType::Q8_0, Some(DType::F16)), (DType::F16, None)] {
+        let checkpoint = checkpoint(64, true, dtype);
+        let (residual, values) = (Arc::new(Rotation::of(64, 0)), Arc::new(Rotation::of(16, 0)));
+        let folds = Folds::rotated(&checkpoint.config, &residual, &values);
+        let plan = |strict| {
+            let recipe = Recipe::named("stored").unwrap();
+            Plan::new(&checkpoint, &folds, &recipe, &Destination::Target(target::host()), strict)
+        };
+        let loose = plan(false).unwrap();
+        let matrices = || loose.weights.iter().filter(|weight| weight.shape.len() > 1);
+        assert!(matrices().all(|weight| weight.to == becomes.unwrap_or(dtype)), "{dtype}");
+        let told = loose.notes.iter().filter(|note| note.code == Code::UnsupportedFormat).count();
+        assert_eq!(told, becomes.map_or(0, |_| matrices().count()), "{dtype}");
+        assert_eq!(plan(true).is_err(), becomes.is_some(), "{dtype}");
     }
 }
 
