@@ -12,9 +12,9 @@ use crate::fetch::smollm2;
 use crate::{Result, root, run, step, target};
 
 /// What weights are rounded for and ranges are taken from.
-const CALIBRATION: &str = "ex1:1-ex40:38";
+pub(crate) const CALIBRATION: &str = "ex1:1-ex40:38";
 /// What is measured on.
-const HELD: &str = "ge1:1-ge50:26";
+pub(crate) const HELD: &str = "ge1:1-ge50:26";
 /// Windows of 512 ids that are measured.
 const WINDOWS: &str = "8";
 
@@ -89,7 +89,7 @@ pub(crate) fn fidelity() -> Result<()> {
 }
 
 /// A text as `bible` prints it.
-fn book(dir: &Path, name: &str, verses: &str) -> Result<PathBuf> {
+pub(crate) fn book(dir: &Path, name: &str, verses: &str) -> Result<PathBuf> {
     let printed = Command::new("bible").arg(verses).output();
     let printed = printed.map_err(|e| format!("cannot start `bible`: {e}; it is in Debian's package bible-kjv"))?;
     let path = dir.join(name);

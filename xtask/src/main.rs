@@ -12,6 +12,7 @@ mod fetch;
 mod fidelity;
 mod litert;
 mod peer;
+mod qnn;
 mod real;
 mod tidy;
 
@@ -39,6 +40,9 @@ enum Task {
     Fidelity,
     /// Hold GGUF files that npuc writes against llama.cpp (release build; fetches and builds it with cmake and ninja)
     Peer,
+    /// Real sizes through Qualcomm's libraries: the real model in emulation, the shapes of Llama 3.2 1B and 3B (release build; an hour,
+    /// 16 GB of memory; fetches both)
+    QnnFull,
     /// Only the house rules: file lengths and headers, unsafe code, large files
     Tidy,
 }
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Task::Litert => litert::litert(),
         Task::Fidelity => fidelity::fidelity(),
         Task::Peer => peer::peer(),
+        Task::QnnFull => qnn::qnn_full(),
         Task::Tidy => tidy::tidy(&root()),
     };
     match result {

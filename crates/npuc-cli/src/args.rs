@@ -9,6 +9,10 @@ use npuc::model::StepShape;
 use npuc::pass::Pass;
 use npuc::quant::solve::Grouping;
 
+mod push;
+
+pub(crate) use push::PushArgs;
+
 const START: &str = "\
 Where to begin:
   npuc inspect MODEL                      what a checkpoint holds and what it needs
@@ -54,8 +58,14 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Measure a bundle or checkpoint: against reference outputs or another model, or its perplexity on a text
     Verify(VerifyArgs),
+    /// Estimate a bundle's DDR traffic and speed on one of Qualcomm's chips, without the chip
+    Estimate(crate::estimate::EstimateArgs),
+    /// Tell what a context binary for Qualcomm's chips holds, npuc's or another's, or how two of them differ
+    Context(crate::context::ContextArgs),
     /// Find the first operation where two forms of a model part
-    Diff(DiffArgs),
+    Diff(crate::diff::DiffArgs),
+    /// Put a bundle for a Qualcomm chip on a phone, over adb
+    Push(PushArgs),
     /// Explain a code, e.g. `npuc explain tied-head`, or a log of a vendor's tool; without either, list the codes
     Explain(ExplainArgs),
     /// Make a checkpoint of a model's real size with random weights from its config.json
@@ -63,6 +73,9 @@ pub(crate) enum Command {
     /// Fetch the tools that npuc drives, or list them
     #[command(subcommand)]
     Toolchain(ToolchainCommand),
+    /// Drive Qualcomm's libraries for another npuc, over pipes
+    #[command(hide = true)]
+    QnnWorker,
 }
 
 #[derive(Subcommand)]
@@ -114,6 +127,7 @@ impl From<Fix> for Preference {
 pub(crate) enum On {
     Host,
     Litert,
+    Qnn,
 }
 
 impl On {
@@ -122,6 +136,7 @@ impl On {
         match self {
             On::Host => "host",
             On::Litert => "litert on the host",
+            On::Qnn => "emulation",
         }
     }
 }
@@ -129,7 +144,8 @@ impl On {
 /// Where and how the step graphs are executed.
 #[derive(Args)]
 pub(crate) struct DeviceArgs {
-    /// What executes the step graphs: npuc itself, or LiteRT from the TFLite files of a bundle or made of a checkpoint
+    /// What executes the step graphs: npuc itself, LiteRT from the TFLite files of a bundle or made of a checkpoint, or
+    /// Qualcomm's emulation of the chip that a bundle was built for
     #[arg(long, value_enum, default_value_t = On::Host)]
     pub(crate) on: On,
     /// How --on litert cuts a checkpoint: layers of each file (4,4,4,2,2) or a number of equal ones; without it, one
@@ -225,6 +241,17 @@ pub(crate) struct BuildArgs {
     pub(crate) how: RecipeArgs,
     #[command(flatten)]
     pub(crate) chip: ChipArgs,
+    /// How attention is laid out for Qualcomm's chips
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Attention::Grouped)]
+    pub(crate) attention: Attention,
+    /// How many context binaries for Qualcomm's chips (2), or the layers of each (14,14); `auto` is the fewest that the limits
+    /// allow
+    #[arg(long, value_name = "N")]
+    pub(crate) contexts: Option<String>,
+    /// Make every context binary for Qualcomm's chips a second time without shared weights: --on qnn then loads it instead of
+    /// preparing the graphs anew
+    #[arg(long)]
+    pub(crate) twins: bool,
     /// Build without the tokenizer when it cannot be read; the bundle then takes token ids only
     #[arg(long)]
     pub(crate) no_tokenizer: bool,
@@ -232,13 +259,22 @@ pub(crate) struct BuildArgs {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) output: PathBuf,
     /// Rewrite passes to run instead of the target's own, in order: simplify, decompose,
-    /// decompose-attention, decompose-rms-norm, decompose-rope, decompose-softmax, decompose-silu,
-    /// rescale-rms-norm, guard-swiglu, linear-to-conv, join-axes
+    /// decompose-attention, split-attention, decompose-rms-norm, decompose-rope, decompose-softmax,
+    /// decompose-silu, rescale-rms-norm, guard-swiglu, linear-to-conv, join-axes
     #[arg(long, value_delimiter = ',', value_name = "PASSES")]
     pub(crate) passes: Option<Vec<String>>,
     /// Print every graph as IR after this pass
     #[arg(long, value_name = "PASS")]
     pub(crate) dump_after: Option<String>,
+}
+
+/// How attention is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Attention {
+    /// The heads that share keys and values in one product
+    Grouped,
+    /// Every head in products of its own
+    SplitHead,
 }
 
 /// What a build for a chip needs and one for this machine does not.
@@ -496,7 +532,7 @@ pub(crate) struct VerifyArgs {
     /// Measure only the first N windows of the text
     #[arg(long, value_name = "N", requires = "corpus")]
     pub(crate) windows: Option<usize>,
-    /// What counts as faithful, of cosine, max_abs, top1, top10, greedy, and over a text kl, kl_p99, kl_max, ppl and
+    /// What counts as faithful, of cosine, sqnr, max_abs, top1, top10, greedy, and over a text kl, kl_p99, kl_max, ppl and
     /// ppl_ratio; without it cosine>=0.999,top1>=0.99,greedy>=0.99, and cosine>=0.98,top1>=0.85 for bundles in whole numbers
     #[arg(long, value_name = "CONDITIONS")]
     pub(crate) gate: Option<String>,
@@ -513,25 +549,6 @@ pub(crate) struct CorpusArgs {
     /// The same as token ids, separated by white space or commas (- for standard input); needs no tokenizer
     #[arg(long, value_name = "FILE", group = "corpus")]
     pub(crate) ids: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub(crate) struct DiffArgs {
-    /// The form that counts as right: a bundle, a Hugging Face folder or a .gguf file
-    pub(crate) reference: PathBuf,
-    /// The other form
-    pub(crate) model: PathBuf,
-    /// A value parts where the ratio of signal to noise is below this
-    #[arg(long, default_value_t = 40.0, value_name = "DB", allow_negative_numbers = true)]
-    pub(crate) threshold_db: f64,
-    /// Decode steps after the prefill step
-    #[arg(long, default_value_t = 4, value_name = "N")]
-    pub(crate) steps: usize,
-    #[command(flatten)]
-    pub(crate) corpus: CorpusArgs,
-    /// Threads to compute with; without it, as many as the machine has
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
 }
 
 #[derive(Args)]

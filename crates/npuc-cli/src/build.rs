@@ -12,7 +12,9 @@ use npuc::{Diagnostic, Result, target};
 use crate::args::{BuildArgs, RecipeArgs};
 use crate::output::Output;
 
+mod chip;
 pub(crate) mod host;
+mod qnn;
 mod tflite;
 
 /// Runs the command.
@@ -20,6 +22,7 @@ pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     let target = target::find(&args.target)?;
     match target.back_end()? {
         BackEnd::Host => host::build(args, &target, output),
+        BackEnd::Qnn => qnn::build(args, &target, output),
         BackEnd::Tflite => tflite::build(args, &target, output),
     }
 }

@@ -1,19 +1,43 @@
 //! `npuc diff`: the first operation where two forms of a model part.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use npuc::bundle::is_bundle;
 use npuc::ir::ValueId;
 use npuc::ir::text::value_text;
 use npuc::{Code, Diagnostic, Error, Result};
-use npuc_run::fidelity::{Difference, Tracer, Unpaired, Where};
+use npuc_run::fidelity::{Difference, Tracer, Unpaired, Where, emulated};
 use npuc_run::program::Program;
 use serde::Serialize;
 
-use crate::args::{DiffArgs, threads};
+use crate::args::{CorpusArgs, On, threads};
 use crate::output::{Output, count};
 use crate::{corpus, session};
+
+#[derive(Args)]
+pub(crate) struct DiffArgs {
+    /// The form that counts as right: a bundle, a Hugging Face folder or a .gguf file
+    pub(crate) reference: PathBuf,
+    /// The other form
+    pub(crate) model: PathBuf,
+    /// A value parts where the ratio of signal to noise is below this
+    #[arg(long, default_value_t = 40.0, value_name = "DB", allow_negative_numbers = true)]
+    pub(crate) threshold_db: f64,
+    /// Decode steps after the prefill step
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    pub(crate) steps: usize,
+    #[command(flatten)]
+    pub(crate) corpus: CorpusArgs,
+    /// What computes MODEL: this machine, or Qualcomm's emulation of the chip that the bundle was built for, whose every value is
+    /// held against this machine's in the prefill step; REFERENCE is then the same bundle
+    #[arg(long, value_enum, default_value_t = On::Host)]
+    pub(crate) on: On,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
 
 /// Tokens of the prefill step, at most.
 const PREFILL_TOKENS: usize = 128;
@@ -83,7 +107,14 @@ pub(crate) fn command(args: &DiffArgs, output: Output) -> Result<u8> {
         Some(ids) => ids,
         None => corpus::prompts(&reference)?.concat(),
     };
-    let (steps, parting) = compare(args, (&reference, &model), &ids)?;
+    let (steps, parting) = match args.on {
+        On::Host => compare(args, (&reference, &model), &ids)?,
+        On::Qnn => compare_emulated(args, &model, &ids)?,
+        On::Litert => {
+            let fault = Diagnostic::error(Code::BadArgument, "LiteRT does not show its values").subject("--on");
+            return Err(fault.help("compare on this machine, or whole models with `npuc verify --on litert`").into());
+        }
+    };
     drop(spinner);
     let report = Report { threshold_db: args.threshold_db, steps, parting, warnings };
     output.result(&report, &render(&report))?;
@@ -123,24 +154,55 @@ fn compare(
     for (step, ids) in [first].into_iter().chain(rest[..args.steps].chunks(1)).enumerate() {
         let differences = tracer.step(ids)?;
         let unpaired = tracer.unpaired(ids.len()).unwrap_or(Unpaired { reference: 0, model: 0 });
-        let least = differences.iter().map(|d| d.distance.sqnr_db()).fold(f64::INFINITY, f64::min);
-        steps.push(Step {
-            step,
-            first_position,
-            tokens: ids.len(),
-            values: differences.len(),
-            least_sqnr_db: Some(least).filter(|db| db.is_finite()),
-            unpaired,
-        });
-        if let Some(at) = differences.iter().position(|d| d.distance.sqnr_db() < args.threshold_db) {
-            let value = |difference: &Difference| Value::new(difference, reference, model);
-            let before = differences[at.saturating_sub(BEFORE)..at].iter().map(value).collect();
-            let value = value(&differences[at]);
-            return Ok((steps, Some(Parting { step, first_position, tokens: ids.len(), value, before })));
+        let judged = judged(args, step, first_position, ids.len(), &differences, (reference, model));
+        steps.push(Step { unpaired, ..judged.0 });
+        if judged.1.is_some() {
+            return Ok((steps, judged.1));
         }
         first_position += ids.len();
     }
     Ok((steps, None))
+}
+
+/// Holds the values of a bundle's prefill step in Qualcomm's emulation against this machine's.
+fn compare_emulated(args: &DiffArgs, program: &Program, ids: &[u32]) -> Result<(Vec<Step>, Option<Parting>)> {
+    let same = std::fs::canonicalize(&args.reference).ok() == std::fs::canonicalize(&args.model).ok();
+    if !same || !is_bundle(&args.model) {
+        let fault =
+            Diagnostic::error(Code::BadArgument, "the emulation is compared with the same bundle on this machine");
+        return Err(fault.subject("--on qnn").help("name one bundle twice: npuc diff DIR DIR --on qnn").into());
+    }
+    let manifest = npuc::bundle::manifest(&args.model)?;
+    let soc = npuc_run::contexts::soc_model(&npuc::target::find(&manifest.target)?)?;
+    let tokens = program.steps.iter().map(|step| step.shape.tokens).filter(|&tokens| tokens <= ids.len());
+    let ids = &ids[..tokens.max().unwrap_or(1).min(ids.len())];
+    let mut qnn = session::start_qnn(None)?;
+    let bundle = (args.model.as_path(), &manifest);
+    let differences = emulated(program, bundle, soc, &mut qnn, ids, threads(args.threads))?;
+    let (step, parting) = judged(args, 0, 0, ids.len(), &differences, (program, program));
+    let unpaired = Unpaired { reference: 0, model: 0 };
+    Ok((vec![Step { unpaired, ..step }], parting))
+}
+
+/// What a step's differences come to: the lowest ratio, and the first below the threshold.
+fn judged(
+    args: &DiffArgs,
+    step: usize,
+    first_position: usize,
+    tokens: usize,
+    differences: &[Difference],
+    (reference, model): (&Program, &Program),
+) -> (Step, Option<Parting>) {
+    let least = differences.iter().map(|d| d.distance.sqnr_db()).fold(f64::INFINITY, f64::min);
+    let least_sqnr_db = Some(least).filter(|db| db.is_finite());
+    let unpaired = Unpaired { reference: 0, model: 0 };
+    let summary = Step { step, first_position, tokens, values: differences.len(), least_sqnr_db, unpaired };
+    let value = |difference: &Difference| Value::new(difference, reference, model);
+    let parting = differences.iter().position(|d| d.distance.sqnr_db() < args.threshold_db).map(|at| {
+        let before = differences[at.saturating_sub(BEFORE)..at].iter().map(value).collect();
+        Parting { step, first_position, tokens, value: value(&differences[at]), before }
+    });
+    (summary, parting)
 }
 
 impl Value {

@@ -148,8 +148,8 @@ fn render_finding(located: &Located<'_>, log: &str, with_graphs: bool, line: &mu
     line(&format!("{margin} |"));
     let mut item = |name: &str, value: &str| line(&format!("{margin} = {name}: {value}"));
     if let Some((first, others)) = finding.operations.split_first() {
-        let more =
-            if others.is_empty() { String::new() } else { format!(" (and {} more of these extents)", others.len()) };
+        let what = if first.node.is_some() { "" } else { " of these extents" };
+        let more = if others.is_empty() { String::new() } else { format!(" (and {} more{what})", others.len()) };
         item("operation", &format!("{}{more}", operation(first)));
         render_places(located.places, with_graphs, &mut item);
     }
@@ -174,7 +174,9 @@ fn render_places(places: &[Place], with_graphs: bool, item: &mut impl FnMut(&str
 }
 
 fn operation(operation: &Operation) -> String {
-    let mut text = operation.builtin.clone();
+    let words = [Some(operation.builtin.as_str()), operation.node.as_deref()];
+    let words: Vec<&str> = words.into_iter().flatten().filter(|word| !word.is_empty()).collect();
+    let mut text = words.join(" ");
     if let Some(index) = operation.index {
         let _ = write!(text, " (number {index})");
     }

@@ -10,12 +10,15 @@ use npuc::{Code, Diagnostic, Error, Result};
 mod args;
 mod build;
 mod check;
+mod context;
 mod corpus;
 mod diff;
+mod estimate;
 mod explain;
 mod inspect;
 mod mended;
 mod output;
+mod push;
 mod quantize;
 mod recipe;
 mod recipes;
@@ -56,10 +59,14 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Recipes(args) => recipes::command(&args, output).map(|()| 0),
         Command::Solve(args) => solve::command(&args, output),
         Command::Run(args) => run::command(&args, output).map(|()| 0),
+        Command::Push(args) => push::command(&args, output).map(|()| 0),
         Command::Explain(args) => explain::command(&args, output),
         Command::Synth(args) => synth::command(&args, output).map(|()| 0),
         Command::Toolchain(command) => toolchain::command(&command, output).map(|()| 0),
+        Command::QnnWorker => npuc_run::device::qnn::worker().map(|()| 0),
         Command::Verify(args) => verify::command(&args, output),
+        Command::Estimate(args) => estimate::command(&args, output).map(|()| 0),
+        Command::Context(args) => context::command(&args, output),
         Command::Diff(args) => diff::command(&args, output),
     }
 }

@@ -117,3 +117,8 @@ pub(crate) fn bytes(count: u64) -> String {
     }
     if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
+
+/// Bytes for people, with the number where that hides some.
+pub(crate) fn exact_bytes(count: u64) -> String {
+    if count < 1024 { bytes(count) } else { format!("{} ({count} bytes)", bytes(count)) }
+}

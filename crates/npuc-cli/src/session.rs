@@ -1,13 +1,17 @@
 //! Opening a model for `run`, `verify` and `diff` on the device that the flags name.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use npuc::back::tflite::Storage;
 use npuc::fit::Request;
 use npuc::front::{self, Checkpoint};
 use npuc::model::{CacheProtocol, Chunks, StepShape, layers};
 use npuc::{Code, Diagnostic, Result, bundle, target};
+use npuc_run::contexts;
 use npuc_run::device::litert::TIME_LIMIT;
+use npuc_run::device::qnn::{self, Qnn, Start};
 use npuc_run::program::{DEFAULT_CAPACITY, Program, shapes_of};
 use npuc_run::session::Session;
 use npuc_run::toolchain::{Installed, Tool, find};
@@ -27,8 +31,8 @@ pub(crate) fn open(
     };
     let is_bundle = bundle::is_bundle(model);
     match device.on {
-        On::Host if device.chunks.is_some() => {
-            refused("the host computes a model whole", "add --on litert, or leave out --chunks")
+        On::Host | On::Qnn if device.chunks.is_some() => {
+            refused("only LiteRT takes a model in chunks here", "add --on litert, or leave out --chunks")
         }
         On::Litert if is_bundle && device.chunks.is_some() => {
             refused("a bundle has the chunks it was built with", "leave out --chunks, or name the checkpoint")
@@ -44,6 +48,7 @@ pub(crate) fn open(
             let session = Session::new(&program, threads(device.threads), keep)?;
             Ok((program, session))
         }
+        On::Qnn => in_emulation(model, device, keep),
         On::Litert => {
             let tool = find(Tool::LiteRt)?;
             if !keep.is_empty() {
@@ -57,6 +62,49 @@ pub(crate) fn open(
             through_tflite(model, device, capacity, &tool)
         }
     }
+}
+
+/// A bundle of Qualcomm's contexts, prepared anew for this machine's emulation.
+fn in_emulation(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Program, Session)> {
+    let fault = |message: &str| Diagnostic::error(Code::BadArgument, message);
+    if !keep.is_empty() {
+        return Err(fault("only the host keeps values (--dump)").into());
+    }
+    if !bundle::is_bundle(model) {
+        let fault = fault("the emulation runs bundles").file(model);
+        return Err(fault.help("build one first, e.g. npuc build MODEL --target sm8650 -o DIR").into());
+    }
+    let manifest = bundle::manifest(model)?;
+    let soc = contexts::soc_model(&target::find(&manifest.target)?)?;
+    let program = Program::open(model, shapes(device.shapes.as_ref())?)?;
+    let mut qnn = start_qnn(None)?;
+    let contexts = contexts::emulated(model, &manifest, soc, &mut qnn)?;
+    let session = Session::on_qnn(&program, contexts, qnn)?;
+    Ok((program, session))
+}
+
+/// A folder of Qualcomm's libraries other than the fetched ones: the user's own, or those of a device.
+const QNN_LIBRARIES: &str = "NPUC_QNN_LIBRARIES";
+
+/// A worker with Qualcomm's libraries, which is this program again. `log` keeps what they say.
+pub(crate) fn start_qnn(log: Option<&Path>) -> Result<Qnn> {
+    start(log, qnn::TIME_LIMIT, Qnn::start)
+}
+
+/// A worker that only reads context binaries, each within `limit`.
+pub(crate) fn start_qnn_reader(limit: Duration) -> Result<Qnn> {
+    start(None, limit, Qnn::start_reader)
+}
+
+fn start(log: Option<&Path>, limit: Duration, how: fn(&Start<'_>) -> Result<Qnn>) -> Result<Qnn> {
+    let libraries = match std::env::var_os(QNN_LIBRARIES) {
+        Some(folder) => PathBuf::from(folder),
+        None => find(Tool::Qnn)?.libraries(),
+    };
+    let fault = |e| Diagnostic::error(Code::ToolFailed, format!("npuc cannot find its own program: {e}"));
+    let program = std::env::current_exe().map_err(fault)?;
+    let args = [OsString::from("qnn-worker")];
+    how(&Start { program: &program, args: &args, libraries: &libraries, limit, log })
 }
 
 /// A model beside another one, for this machine: a checkpoint gets the shapes of the other, a bundle has its own.

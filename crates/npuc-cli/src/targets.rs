@@ -83,6 +83,10 @@ fn units(chip: &Chip, text: &mut Sections) {
         text.line(&format!("  {} ({kind}{cores}{memory})", unit.name));
         text.source(&unit.source, unit.grade);
     }
+    if let Some(dram) = &chip.dram {
+        text.line(&format!("  DDR memory, {} GB/s at most, shared by all units", dram.bytes_per_s.get() as f64 / 1e9));
+        text.source(&dram.source, dram.grade);
+    }
 }
 
 fn operations(chip: &Chip, text: &mut Sections) {

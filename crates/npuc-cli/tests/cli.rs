@@ -88,6 +88,13 @@ fn help() {
         ("help-run", "run --help"),
         ("help-verify", "verify --help"),
         ("help-diff", "diff --help"),
+        ("help-estimate", "estimate --help"),
+        ("help-context", "context --help"),
+        ("context-no-file", "context"),
+        ("context-one-to-compare", "context --compare a.bin"),
+        ("estimate-no-bundle", "estimate qwen2-bf16"),
+        ("estimate-unknown-proxy", "estimate qwen2-bf16 --proxy moon"),
+        ("help-push", "push --help"),
         ("unknown-flag", "run MODEL --sped"),
         ("unknown-flag-json", "run MODEL --sped --json"),
         ("explain-list", "explain"),
@@ -112,7 +119,12 @@ fn explain_logs() {
         ("explain-apusys-import", "explain ../logs/apusys-import.log"),
         ("explain-neuron-unit", "explain ../logs/neuron-unit.log"),
         ("explain-qnn-device", "explain ../logs/qnn-device.log"),
-        ("explain-qnn-validation", "explain ../logs/qnn-validation.log"),
+        ("explain-qnn-config", "explain ../logs/qnn-config.log"),
+        ("explain-qnn-validation", "explain ../logs/qnn-validation.log --ir ../logs/qnn.ir"),
+        ("explain-qnn-formats", "explain ../logs/qnn-formats.log --ir ../logs/qnn.ir"),
+        ("explain-qnn-prepare", "explain ../logs/qnn-prepare.log --ir ../logs/qnn.ir"),
+        ("explain-qnn-prepare-json", "explain ../logs/qnn-prepare.log --ir ../logs/qnn.ir --json"),
+        ("explain-qnn-prepared", "explain ../logs/qnn-prepared.log"),
         ("explain-torq-lram", "explain ../logs/torq-lram.log"),
         ("explain-unknown-log", "explain ../logs/unknown.txt"),
         ("explain-unknown-log-json", "explain ../logs/unknown.txt --json"),
@@ -195,6 +207,15 @@ fn targets() {
 }
 
 #[test]
+fn qnn() {
+    check(&[
+        ("build-qnn-absent", "build qwen3-bf16 --target sm8650 --recipe f16 -o TMP/out"),
+        ("build-qnn-other-flags", "build qwen3-bf16 --target sm8650 --precision 8W16A --chunks 2 -o TMP/out"),
+        ("run-qnn-checkpoint", "run qwen3-bf16 --on qnn"),
+    ]);
+}
+
+#[test]
 fn build() {
     check(&[
         ("build", "build llama-k-quants.gguf --shapes 4t8c,1t8c -o TMP/out"),
@@ -205,7 +226,7 @@ fn build() {
             "build llama-k-quants.gguf --shapes 1t4c -o TMP/out --passes decompose,simplify --dump-after simplify",
         ),
         ("build-unknown-target", "build qwen3-bf16 --target sm865 -o TMP/out"),
-        ("build-no-back-end", "build qwen3-bf16 --target sm8650 -o TMP/out"),
+        ("build-no-back-end", "build qwen3-bf16 --target sl2610 -o TMP/out"),
         ("build-chip", "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c --chunks 2 -o TMP/out"),
         ("build-chip-json", "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c -o TMP/out --json"),
         (

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+pub mod models;
+
 /// A wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wheel {

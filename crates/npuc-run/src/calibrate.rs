@@ -4,10 +4,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use npuc::back::tflite::{Chunk, chunks};
+use npuc::back::{BackEnd, qnn, tflite};
 use npuc::build::weight_types;
 use npuc::fit::Request;
 use npuc::front::{Checkpoint, ModelConfig};
+use npuc::ir::Graph;
 use npuc::model::{Part, StepShape, llama};
 use npuc::quant::{self, Ranges, Recorder};
 use npuc::{Code, Diagnostic, Result};
@@ -36,7 +37,7 @@ pub fn calibrate(
     threads: usize,
 ) -> Result<Vec<Ranges>> {
     let asked = Request { shapes: shapes(sequences)?, ..request.clone() };
-    let chunks = chunks(&checkpoint.config, &weight_types(&checkpoint.tensors), &asked, parts)?;
+    let chunks = chunks(checkpoint, &asked, parts)?;
     let program = program_of(checkpoint, &asked, &chunks);
     let mut ranges: Vec<Ranges> = vec![Ranges::default(); parts.len()];
     for step in seen(&program, sequences, threads)? {
@@ -64,24 +65,39 @@ pub(crate) fn shapes(sequences: &[Vec<u32>]) -> Result<Vec<StepShape>> {
     Ok([STEP_TOKENS, 1].map(|tokens| StepShape { tokens, capacity }).into())
 }
 
+/// The graphs that the target's back end emits, shapes first.
+fn chunks(checkpoint: &Checkpoint, request: &Request, parts: &[Part]) -> Result<Vec<(StepShape, Graph)>> {
+    let (config, types) = (&checkpoint.config, weight_types(&checkpoint.tensors));
+    match request.target.back_end {
+        Some(BackEnd::Qnn) => {
+            let chunks = qnn::chunks(config, &types, request, parts)?.into_iter();
+            Ok(chunks.map(|chunk| (chunk.shape, chunk.graph)).collect())
+        }
+        Some(BackEnd::Tflite | BackEnd::Host) | None => {
+            let chunks = tflite::chunks(config, &types, request, parts)?.into_iter();
+            Ok(chunks.map(|chunk| (chunk.shape, chunk.graph)).collect())
+        }
+    }
+}
+
 /// One range of the residual stream where it leaves a part and enters the next.
-fn share_boundaries(chunks: &[Chunk], ranges: &mut [Ranges]) -> Result<()> {
+fn share_boundaries(chunks: &[(StepShape, Graph)], ranges: &mut [Ranges]) -> Result<()> {
     for place in 1..chunks.len() {
         let (before, after) = ranges.split_at_mut(place);
         let (Some(first), Some(second)) = (before.last_mut(), after.first_mut()) else { continue };
-        quant::share_boundary((&chunks[place - 1].graph, first), (&chunks[place].graph, second))?;
+        quant::share_boundary((&chunks[place - 1].1, first), (&chunks[place].1, second))?;
     }
     Ok(())
 }
 
 /// The chunks as a program for the host.
-fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[Chunk]) -> Program {
+fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[(StepShape, Graph)]) -> Program {
     let mut steps: Vec<Step> = Vec::new();
-    for chunk in chunks {
-        let segment = program::Segment { graph: chunk.graph.clone(), emitted: None, encodings: None };
-        match steps.last_mut().filter(|step| step.shape == chunk.shape) {
+    for (shape, graph) in chunks {
+        let segment = program::Segment { graph: graph.clone(), emitted: None, encodings: None };
+        match steps.last_mut().filter(|step| step.shape == *shape) {
             Some(step) => step.segments.push(segment),
-            None => steps.push(Step { shape: chunk.shape, segments: vec![segment] }),
+            None => steps.push(Step { shape: *shape, segments: vec![segment] }),
         }
     }
     Program {

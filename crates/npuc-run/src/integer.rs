@@ -20,11 +20,16 @@ use crate::program::{Program, Segment, Step};
 /// The passes before whole numbers as Qualcomm's NPUs have them; norms and rotary embeddings stay whole.
 pub const QUALCOMM_PASSES: [Pass; 3] = [Pass::DecomposeAttention, Pass::DecomposeSilu, Pass::Simplify];
 
+/// The same with attention head by head, which has other keys of calibration.
+pub const QUALCOMM_SPLIT_PASSES: [Pass; 3] = [Pass::SplitAttention, Pass::DecomposeSilu, Pass::Simplify];
+
 /// Whose whole numbers are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arithmetic {
     /// Qualcomm's, see [`quant::qualcomm`].
     Qualcomm(Scheme),
+    /// Qualcomm's with attention head by head: scores have a range for each head.
+    QualcommSplit(Scheme),
     /// TFLite's, see [`quant::scales()`]: int16 activations, and matrices rounded by rows to that format, whatever the
     /// checkpoint stores.
     Tflite(WeightFormat),
@@ -34,6 +39,7 @@ impl Arithmetic {
     fn passes(self) -> Vec<Pass> {
         match self {
             Arithmetic::Qualcomm(_) => QUALCOMM_PASSES.to_vec(),
+            Arithmetic::QualcommSplit(_) => QUALCOMM_SPLIT_PASSES.to_vec(),
             Arithmetic::Tflite(_) => back::tflite::PASSES.to_vec(),
         }
     }
@@ -83,7 +89,9 @@ fn encodings(
     arithmetic: Arithmetic,
 ) -> Result<Encodings> {
     match arithmetic {
-        Arithmetic::Qualcomm(scheme) => quant::qualcomm(graph, ranges, weights, &scheme),
+        Arithmetic::Qualcomm(scheme) | Arithmetic::QualcommSplit(scheme) => {
+            quant::qualcomm(graph, ranges, weights, &scheme)
+        }
         Arithmetic::Tflite(matrices) => Ok(quant::tflite(graph, &quant::scales(graph, ranges, weights)?, matrices)),
     }
 }

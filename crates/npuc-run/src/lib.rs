@@ -2,15 +2,18 @@
 //! [`session::Session`], turns text into tokens and back, and compares results with references.
 
 pub mod calibrate;
+pub mod contexts;
 pub mod corpus;
 pub mod device;
 pub mod dump;
+pub mod estimate;
 pub mod fidelity;
 pub mod generate;
 pub mod inspect;
 pub mod integer;
 pub mod memory;
 pub mod program;
+pub mod push;
 pub mod quantise;
 pub mod session;
 pub mod solve;

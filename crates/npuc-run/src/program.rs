@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use npuc::back::BackEnd;
 use npuc::back::tflite::{Export, Exported, Storage, export};
+use npuc::back::{BackEnd, Emitted};
 use npuc::build::{self, Plan};
 use npuc::bundle::write::Contents;
 use npuc::bundle::{self, Bundle, TOKENIZER, is_bundle};
@@ -24,6 +24,8 @@ use crate::text::{BundleText, TextModel, bundle_text};
 pub const DEFAULT_CAPACITY: usize = 2048;
 /// The capacity of a build for a chip, unless the model's own is smaller.
 const RUNTIME_CAPACITY: usize = 1024;
+/// The tokens of the prefill step of a context binary. Source: a published one of Llama 3.2 3B.
+const CONTEXT_PREFILL_TOKENS: usize = 32;
 /// The tokens of the prefill steps of a program that is built on the spot: one for long prompts, one for
 /// short ones and what is left.
 pub const DEFAULT_PREFILL_TOKENS: [usize; 2] = [128, 16];
@@ -188,9 +190,21 @@ impl Program {
 
 /// What a bundle of exported files holds.
 pub fn exported_contents<'a>(request: &Request, exported: Exported<'a>, text: BundleText) -> Contents<'a> {
+    let Exported { graphs, weights, files, .. } = exported;
+    Contents { files, ..chip_contents(request, BackEnd::Tflite, graphs, weights, text) }
+}
+
+/// What a bundle for a chip holds besides the files of its tools.
+pub fn chip_contents<'a>(
+    request: &Request,
+    back_end: BackEnd,
+    graphs: Vec<Emitted>,
+    weights: Vec<(&'a str, &'a Tensor)>,
+    text: BundleText,
+) -> Contents<'a> {
     Contents {
         target: request.target.clone(),
-        back_end: BackEnd::Tflite,
+        back_end,
         precision: request.question.precision.name.clone(),
         recipe: None,
         calibration: None,
@@ -198,9 +212,9 @@ pub fn exported_contents<'a>(request: &Request, exported: Exported<'a>, text: Bu
         flags: request.question.flags.clone(),
         placement: request.placement.clone(),
         hidden_mask: hidden_mask(request),
-        graphs: exported.graphs,
-        weights: exported.weights,
-        files: exported.files,
+        graphs,
+        weights,
+        files: Vec::new(),
         tokenizer_json: text.tokenizer_json,
         chat_template: text.chat_template,
         text: text.record,
@@ -227,14 +241,17 @@ pub fn sizes(config: &ModelConfig) -> Sizes<'_> {
     }
 }
 
-/// The step shapes of a build for `target`: what MediaTek's runtime takes for its chips, [`default_shapes`] otherwise.
+/// The step shapes of a build for `target`: what MediaTek's runtime takes for its chips, a prefill and a decode step in one
+/// context binary for Qualcomm's, [`default_shapes`] otherwise.
 pub fn default_shapes_for(target: &Target, config: &ModelConfig) -> Vec<StepShape> {
-    if target.back_end != Some(BackEnd::Tflite) {
-        return default_shapes(config);
-    }
+    let (prefill, capacity) = match target.back_end {
+        Some(BackEnd::Tflite) => (DEFAULT_PREFILL_TOKENS[0], RUNTIME_CAPACITY),
+        Some(BackEnd::Qnn) => (CONTEXT_PREFILL_TOKENS, DEFAULT_CAPACITY),
+        Some(BackEnd::Host) | None => return default_shapes(config),
+    };
     let ModelConfig::Llama(llama) = config;
-    let capacity = llama.max_positions.min(RUNTIME_CAPACITY);
-    let mut tokens = vec![DEFAULT_PREFILL_TOKENS[0].min(capacity), 1];
+    let capacity = llama.max_positions.min(capacity);
+    let mut tokens = vec![prefill.min(capacity), 1];
     tokens.dedup();
     tokens.into_iter().map(|tokens| StepShape { tokens, capacity }).collect()
 }

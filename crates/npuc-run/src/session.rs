@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use rayon::ThreadPool;
 
 use crate::device::host::{HostStep, Observer, thread_pool};
 use crate::device::litert::LiteRt;
+use crate::device::qnn::{Context as QnnContext, Qnn};
 use crate::device::{Device, chain};
 use crate::memory;
 use crate::program::{self, Program, sizes};
@@ -160,6 +162,32 @@ impl Session {
                 None => chain::Segment::host(&segment.graph, &program.weights, None, pool.clone()),
             };
             let segments = segments.iter().map(load).collect::<Result<_>>()?;
+            steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
+        }
+        Session::over(program, &layout, steps)
+    }
+
+    /// A session in Qualcomm's emulation. `contexts` are those of the program's parts, in order, prepared in that worker; graphs
+    /// are found there by their descriptions' names.
+    ///
+    /// Errors: as [`Session::new`]; a context that lacks a graph.
+    pub fn on_qnn(program: &Program, contexts: Vec<QnnContext>, qnn: Qnn) -> Result<Session> {
+        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        refuse_too_large(program, &layout)?;
+        let qnn = Rc::new(RefCell::new(qnn));
+        let contexts: Vec<Rc<QnnContext>> = contexts.into_iter().map(Rc::new).collect();
+        let mut steps = Vec::new();
+        for program::Step { shape, segments } in &program.steps {
+            let held = |(part, segment): (usize, &program::Segment)| {
+                let name = segment.emitted.as_deref().and_then(Path::file_stem).unwrap_or_default();
+                let found = contexts.get(part).and_then(|context| {
+                    let graph = context.graphs.iter().position(|graph| *graph.name == *name)?;
+                    Some(chain::Segment::Qnn(Rc::clone(context), graph, Rc::clone(&qnn)))
+                });
+                let fault = Diagnostic::error(Code::BadBundle, "no context has a graph of the step");
+                found.ok_or_else(|| fault.subject(&segment.graph.name).into())
+            };
+            let segments = segments.iter().enumerate().map(held).collect::<Result<_>>()?;
             steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
         }
         Session::over(program, &layout, steps)

@@ -91,6 +91,10 @@ fn mutants_of_logs() {
         "[apusys][error]memImport: import mem(0x0/45045600) fail(Cannot allocate memory)",
         "LRAM plan infeasible (fragmentation) at op 6510: cannot place buffer 1457 (196608 bytes), resident 323072 of 523008 bytes",
         "\u{1b}[31m[4294967295] has incorrect Value 8, expected equal to 4.\nqnn error 0x36b1",
+        "[ERROR] Output[0] has incorrect Rank 5.\n<E> validateNativeOps master op validator lm_head/linear.2:qti.aisw:Conv2d failed 3110\n\
+         WARNING:No registered op found for 0x40 'q::GenPad'\nCould not prepare op with id 0x40\n<E> \"lm_head/linear.2\" generated: could not create op",
+        "Unsupported input/output datatypes requested for the HTP Op 'Add' in the node 'lm_head/linear.2'. There is\n\
+         Requested I/O datatype set:\n in[0]:QNN_DATATYPE_FLOAT_16\nSupported I/O datatype sets\n 1:\n in[0]:QNN_DATATYPE_INT_32\n out[0]:QNN_DATATYPE_INT_8",
     ];
     for log in logs {
         mutants::run("vendor log", log.as_bytes(), |bytes| {
@@ -116,5 +120,12 @@ fn long_logs() {
     let start = std::time::Instant::now();
     let findings = decode(&log);
     assert_eq!((findings.len(), findings[0].said.len()), (1, 40_001));
+    let refused = |i: usize| {
+        format!(
+            "datatypes requested for the HTP Op 'Add' in the node 'a/b.{i}'. \nUnsupported input/output datatypes requested\n<E> Failed to validate op a/c.{i} with error 0xc26\n"
+        )
+    };
+    let findings = decode(&(0..20_000).map(refused).collect::<String>());
+    assert_eq!(findings.iter().map(|finding| finding.said.len()).collect::<Vec<_>>(), [20_000, 20_000]);
     assert!(start.elapsed() < std::time::Duration::from_secs(20), "{:?}", start.elapsed());
 }

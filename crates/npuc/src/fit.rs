@@ -6,8 +6,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
-use crate::back::BackEnd;
-use crate::back::tflite::contract;
+use crate::back::{BackEnd, qnn, tflite};
 use crate::diag::{Code, Diagnostic, Result, Severity};
 use crate::front::ModelConfig;
 use crate::ir::{Graph, Type, ValueId};
@@ -203,8 +202,7 @@ impl<'a> Subject<'a> {
 
     /// The same over weights of other types.
     pub(crate) fn over(config: &'a ModelConfig, types: BTreeMap<String, Type>, request: &'a Request) -> Subject<'a> {
-        let built = request.target.back_end == Some(BackEnd::Tflite);
-        Subject { config, types: Rc::new(types), request, built }
+        Subject { config, types: Rc::new(types), request, built: true }
     }
 
     /// The same with the ports of the model's own steps.
@@ -242,14 +240,22 @@ impl<'a> Subject<'a> {
                 severity: Severity::Error,
                 code: Code::Misfit,
                 rule: "cpu-between-integers".into(),
-                message: "npuc does not build operations on the CPU between files in whole numbers yet".into(),
+                message: "npuc does not build operations on the CPU between these files yet".into(),
                 unit: "CPU".into(),
-                limit: "all operations on the NPU, or a float precision".into(),
+                limit: match target.back_end {
+                    Some(BackEnd::Tflite) => "all operations on the NPU, or a float precision".into(),
+                    Some(BackEnd::Host | BackEnd::Qnn) | None => "all operations on the NPU".into(),
+                },
                 actual: question.precision.name.clone(),
                 why: None,
-                source: "npuc's TFLite back end".into(),
+                source: "npuc's back end for this target".into(),
                 grade: Grade::Tried,
-                remedies: vec![Remedy::new(Cost::Option, "float files may have them").option("--precision FP")],
+                remedies: match target.back_end {
+                    Some(BackEnd::Tflite) => {
+                        vec![Remedy::new(Cost::Option, "float files may have them").option("--precision FP")]
+                    }
+                    Some(BackEnd::Host | BackEnd::Qnn) | None => Vec::new(),
+                },
                 places: vec![Place::value(graph, at)],
             })
         };
@@ -264,7 +270,11 @@ impl<'a> Subject<'a> {
         let part = &self.request.mended(part);
         let graph = |shape: &StepShape| {
             let graph = model::build_part(self.config, &self.types, *shape, target.protocol, part)?;
-            let graph = if self.built { contract(&graph)? } else { graph };
+            let graph = match target.back_end {
+                Some(BackEnd::Tflite) if self.built => tflite::contract(&graph)?,
+                Some(BackEnd::Qnn) if self.built => qnn::contract(&graph)?,
+                Some(BackEnd::Host | BackEnd::Tflite | BackEnd::Qnn) | None => graph,
+            };
             pass::run(graph, &passes, |_, _, _| {})
         };
         shapes.iter().map(graph).collect()

@@ -1,26 +1,23 @@
 //! Building for MediaTek's chips: mended graphs as TFLite files, with all that their runtime and compiler need.
 
 use std::fmt::Write;
-use std::time::Instant;
 
 use npuc::back::tflite::ncc::Plan;
 use npuc::back::tflite::{Export, Storage, export};
 use npuc::bundle::CalibrationRecord;
 use npuc::bundle::write::{Contents, Written};
-use npuc::diag::Severity;
 use npuc::fit::Request;
 use npuc::front::{Checkpoint, non_finite};
 use npuc::ir::Graph;
-use npuc::mend::{Applied, Mended, Proof, mend, prove};
-use npuc::model::{Chunks, Part, StepShape};
+use npuc::mend::{Applied, Mended, Proof, prove};
+use npuc::model::{Chunks, StepShape};
 use npuc::place::Bill;
 use npuc::quant::plan::Destination;
 use npuc::quant::recipe::Recipe;
 use npuc::quant::{Ranges, WeightFormat};
 use npuc::target::{Granularity, Number, Precision, Question, Target};
-use npuc::{Code, Diagnostic, Error, Result, fit};
-use npuc_run::calibrate::{HEADROOM, calibrate};
-use npuc_run::corpus::{Amount, Corpus};
+use npuc::{Code, Diagnostic, Result};
+use npuc_run::calibrate::HEADROOM;
 use npuc_run::program::{default_shapes_for, exported_contents};
 use npuc_run::quantise::Quantised;
 use npuc_run::text::bundle_text;
@@ -28,16 +25,12 @@ use npuc_run::toolchain::ncc::{self, Compiled};
 use npuc_run::vendor_log::Weight;
 use serde::Serialize;
 
-use super::{ms, open};
+use super::chip::{Milliseconds, calibrated, calibration, fitted, refuse_host_flags};
+use super::open;
 use crate::args::{BuildArgs, shapes, threads};
 use crate::mended;
 use crate::output::{Output, bytes};
 use crate::recipe::{Prepared, prepare};
-
-/// What of a file ranges are taken from, at most.
-const RANGES_OF_FILE: Amount = Amount { samples: 32, tokens: 128 };
-/// What the model writes by itself for ranges.
-const RANGES_OF_MODEL: Amount = Amount { samples: 4, tokens: 128 };
 
 #[derive(Serialize)]
 struct Report {
@@ -70,19 +63,6 @@ struct Times {
     proof_ms: Milliseconds,
     calibrate_ms: Milliseconds,
     write_ms: Milliseconds,
-}
-
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-#[serde(transparent)]
-struct Milliseconds(f64);
-
-impl Milliseconds {
-    fn measure<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let result = work();
-        self.0 = ms(start);
-        result
-    }
 }
 
 /// Builds a checkpoint for a chip of MediaTek's.
@@ -221,34 +201,6 @@ fn recipe_form(precision: &Precision) -> Result<Form> {
     }
 }
 
-/// The request as it fits, mended unless the user does not want that.
-fn fitted(args: &BuildArgs, checkpoint: &Checkpoint, asked: &Request) -> Result<Mended> {
-    let weights = Some(&checkpoint.tensors);
-    let mended = if args.chip.no_fix {
-        let fit = fit::fit(&checkpoint.config, weights, asked)?;
-        Mended { request: asked.clone(), applied: Vec::new(), fit }
-    } else {
-        mend(&checkpoint.config, weights, asked, args.chip.fix.into())?
-    };
-    if !mended.fit.bills.is_empty() && !mended.request.question.precision.activation.is_float() {
-        return Err(cpu_between_integers(&mended.request));
-    }
-    let errors = mended.fit.misfits.iter().filter(|misfit| misfit.severity == Severity::Error);
-    Error::check(errors.map(npuc::target::Misfit::diagnostic).collect())?;
-    Ok(mended)
-}
-
-/// Integer files cannot have operations between them yet; this is known before any work is done.
-fn cpu_between_integers(request: &Request) -> Error {
-    let rules: Vec<String> = request.placement.iter().map(|rule| format!("--place {rule}")).collect();
-    Diagnostic::error(Code::Misfit, "npuc cannot put operations on the CPU between files in whole numbers yet")
-        .subject(rules.join(" "))
-        .need("all operations on the NPU, or a float precision")
-        .have(format!("{} on {}", request.question.precision.name, request.target.name))
-        .help("use --precision FP, or a chip that takes every operation")
-        .into()
-}
-
 /// Runs MediaTek's compiler on the files of the bundle, where it is on the PATH.
 ///
 /// Errors: what it refuses; the TFLite files stay.
@@ -301,49 +253,11 @@ fn form(precision: &Precision) -> Result<Form> {
     }
 }
 
-/// The text that ranges are taken from: that of the recipe, or as much as ranges need.
-fn calibration(args: &BuildArgs, checkpoint: &Checkpoint, prepared: Option<&Prepared>) -> Result<Corpus> {
-    if let Some(corpus) = prepared.and_then(|prepared| prepared.corpus.clone()) {
-        return Ok(corpus);
-    }
-    match &args.how.calibration {
-        Some(path) => Corpus::of_file(path, checkpoint, RANGES_OF_FILE),
-        None => Corpus::of_model(checkpoint, RANGES_OF_MODEL, threads(None)),
-    }
-}
-
-/// The ranges of every part, and what they were taken from.
-fn calibrated(
-    checkpoint: &Checkpoint,
-    request: &Request,
-    parts: &[Part],
-    text: Corpus,
-    output: Output,
-) -> Result<(Vec<Ranges>, Option<CalibrationRecord>)> {
-    let spinner = output.spinner("calibrating");
-    // The whole text, for which weights may have been rounded; ranges take as much of it as they need.
-    let record = text.record();
-    let text = text.first_tokens(RANGES_OF_FILE.samples * RANGES_OF_FILE.tokens);
-    let ranges = calibrate(checkpoint, request, parts, &text.sequences, threads(None))?;
-    drop(spinner);
-    Ok((ranges, Some(record)))
-}
-
 /// The model's name in the names of files: that of its folder or file.
 fn model_name(args: &BuildArgs) -> String {
     let path = std::path::absolute(&args.model).unwrap_or_else(|_| args.model.clone());
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Flags that would change nothing are a misunderstanding, not a wish.
-fn refuse_host_flags(args: &BuildArgs) -> Result<()> {
-    let idle = [("--passes", args.passes.is_some()), ("--dump-after", args.dump_after.is_some())];
-    let faults = idle.into_iter().filter(|(_, idle)| *idle).map(|(flag, _)| {
-        let fault = Diagnostic::error(Code::BadArgument, format!("{flag} is for builds for this machine"));
-        fault.help("the bundle holds every graph as IR text in graphs/")
-    });
-    Error::check(faults.collect())
 }
 
 fn render(report: &Report) -> String {

@@ -25,6 +25,7 @@ pub(super) fn render(fidelity: &Fidelity, measured_on: &str) -> String {
     line("positions", (fidelity.positions > 0).then(|| fidelity.positions.to_string()));
     line("cosine, mean", fidelity.cosine_mean.map(|x| format!("{x:.9}")));
     line("cosine, least", fidelity.cosine_min.map(|x| format!("{x:.9}")));
+    line("SQNR", fidelity.sqnr_db.map(|db| format!("{db:.1} dB")));
     line("max |difference|", fidelity.max_abs.map(|x| format!("{x:.3e}")));
     line("top-1 agreement", fidelity.top1.map(percent));
     line("top-10 agreement", fidelity.top10.map(percent));

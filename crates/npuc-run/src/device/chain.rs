@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use npuc::back::ROTARY;
 use npuc::ir::Graph;
 use npuc::model::Port;
 use npuc::quant::Encodings;
@@ -15,6 +16,7 @@ use rayon::ThreadPool;
 
 use super::host::{HostStep, Observer};
 use super::litert::{LiteRt, Model};
+use super::qnn::{Context, Qnn};
 
 /// What computes a segment.
 pub enum Segment {
@@ -22,6 +24,8 @@ pub enum Segment {
     Host(Box<HostStep>),
     /// A TFLite file in the LiteRT interpreter.
     LiteRt(Model, Rc<RefCell<LiteRt>>),
+    /// A graph of a context in Qualcomm's emulation, by its place there.
+    Qnn(Rc<Context>, usize, Rc<RefCell<Qnn>>),
 }
 
 impl Segment {
@@ -39,7 +43,7 @@ impl Segment {
     pub fn observed(self, observer: Observer) -> Segment {
         match self {
             Segment::Host(step) => Segment::Host(Box::new(step.observed(observer))),
-            other @ Segment::LiteRt(..) => other,
+            other @ (Segment::LiteRt(..) | Segment::Qnn(..)) => other,
         }
     }
 
@@ -48,6 +52,9 @@ impl Segment {
         match self {
             Segment::Host(step) => step.executor().inputs().map(|(name, len)| (name.to_owned(), len)).collect(),
             Segment::LiteRt(model, _) => model.inputs.iter().map(|port| (port.name.clone(), port.elements())).collect(),
+            Segment::Qnn(context, graph, _) => {
+                context.graphs[*graph].inputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
+            }
         }
     }
 
@@ -57,6 +64,9 @@ impl Segment {
             Segment::Host(step) => step.executor().outputs().map(|(name, len)| (name.to_owned(), len)).collect(),
             Segment::LiteRt(model, _) => {
                 model.outputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
+            }
+            Segment::Qnn(context, graph, _) => {
+                context.graphs[*graph].outputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
             }
         }
     }
@@ -93,9 +103,6 @@ pub struct Chain {
     /// The parts of the head in order, each with its buffer, where the head is cut.
     head: Vec<usize>,
 }
-
-/// The port that [`npuc::back::tflite::contract`] has for both rotary tables.
-const ROTARY: &str = "rotary";
 
 impl Chain {
     /// A step of `tokens` tokens with the given input and output ports, computed by `segments` in that order.
@@ -216,7 +223,7 @@ impl Chain {
     pub(crate) fn saturated(&self) -> Vec<(String, u64)> {
         let of = |link: &Link| match &link.segment {
             Segment::Host(step) => step.saturated(),
-            Segment::LiteRt(..) => Vec::new(),
+            Segment::LiteRt(..) | Segment::Qnn(..) => Vec::new(),
         };
         self.links.iter().flat_map(of).collect()
     }
@@ -249,15 +256,12 @@ impl Chain {
                     }
                 }
                 Segment::LiteRt(model, litert) => {
-                    let buffers = inputs.iter().map(|feed| match *feed {
-                        Feed::Given(place) => given[place].as_slice(),
-                        Feed::Slot(slot) => slots[slot].as_slice(),
-                    });
-                    let buffers: Vec<&[f32]> = buffers.collect();
-                    let results = litert.borrow_mut().run(model, &buffers)?;
-                    for (result, &slot) in results.into_iter().zip(outputs.iter()) {
-                        slots[slot] = result;
-                    }
+                    let results = litert.borrow_mut().run(model, &flat(inputs, &given, slots))?;
+                    outputs.iter().zip(results).for_each(|(&slot, result)| slots[slot] = result);
+                }
+                Segment::Qnn(context, graph, qnn) => {
+                    let results = qnn.borrow_mut().run(context, *graph, &flat(inputs, &given, slots))?;
+                    outputs.iter().zip(results).for_each(|(&slot, result)| slots[slot] = result);
                 }
             }
         }
@@ -283,6 +287,15 @@ impl Chain {
         }
         self.slots[self.results[place]] = joined;
     }
+}
+
+/// The elements that enter each port.
+fn flat<'a>(feeds: &[Feed], given: &[&'a Vec<f32>], slots: &'a [Vec<f32>]) -> Vec<&'a [f32]> {
+    let elements = |feed: &Feed| match *feed {
+        Feed::Given(place) => given[place].as_slice(),
+        Feed::Slot(slot) => slots[slot].as_slice(),
+    };
+    feeds.iter().map(elements).collect()
 }
 
 /// `[1, 2, t, head_dim]` from the tables `[t, head_dim / 2]`: the row of each for both halves.

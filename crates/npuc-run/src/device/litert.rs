@@ -2,36 +2,26 @@
 //!
 //! A crash, a hang or a refusal in there is an error here, with the end of the interpreter's log.
 
-use std::ffi::OsStr;
-use std::fs::File;
-use std::io::{self, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::process::Command;
 use std::time::Duration;
 
-use npuc::{Code, Diagnostic, Error, Result};
+use npuc::{Code, Diagnostic, Result};
 use serde::Deserialize;
-use tempfile::NamedTempFile;
 
+use super::process::{Answer, Log, Process};
 use crate::toolchain::Installed;
 
 /// How long a request may take unless the caller says otherwise.
 pub const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 const SCRIPT: &str = include_str!("litert.py");
-const LOG_LINES: usize = 12;
-/// The longest answer that is believed.
-const MAX_ANSWER_BYTES: u64 = 1 << 32;
+const NAME: &str = "the LiteRT interpreter";
 
 /// A running interpreter, which holds any number of models.
 #[derive(Debug)]
 pub struct LiteRt {
-    child: Child,
-    requests: Sender<Vec<u8>>,
-    answers: Receiver<io::Result<Vec<u8>>>,
-    log: NamedTempFile,
-    limit: Duration,
+    process: Process,
     models: u32,
 }
 
@@ -148,26 +138,17 @@ impl LiteRt {
     pub fn start(tool: &Installed, limit: Duration) -> Result<LiteRt> {
         let path = std::env::join_paths(&tool.folders)
             .map_err(|e| Diagnostic::error(Code::ToolFailed, format!("the tool's folders cannot be named: {e}")))?;
+        let python = tool.python.as_ref();
+        let python = python.ok_or_else(|| Diagnostic::error(Code::MissingTool, "no Python was found for the tool"))?;
+        let mut command = Command::new(python);
         // -S leaves out the packages of the machine, so that those that are pinned are used.
-        LiteRt::spawn(&tool.python, &["-S", "-s", "-u", "-c", SCRIPT], &path, limit)
+        command.args(["-S", "-s", "-u", "-c", SCRIPT]);
+        command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1");
+        LiteRt::spawn(command, limit)
     }
 
-    fn spawn(program: &Path, args: &[&str], python_path: &OsStr, limit: Duration) -> Result<LiteRt> {
-        let fault = |e: io::Error| {
-            Diagnostic::error(Code::ToolFailed, format!("the LiteRT interpreter does not start: {e}")).file(program)
-        };
-        let log = NamedTempFile::new().map_err(fault)?;
-        let mut command = Command::new(program);
-        command.args(args).env("PYTHONPATH", python_path).env("PYTHONDONTWRITEBYTECODE", "1");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log.reopen().map_err(fault)?);
-        let mut child = command.spawn().map_err(fault)?;
-        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(fault(io::Error::other("no pipes to it")).into());
-        };
-        let (requests, to_send) = channel();
-        let (received, answers) = channel();
-        std::thread::spawn(move || converse(stdin, stdout, &to_send, &received));
-        Ok(LiteRt { child, requests, answers, log, limit, models: 0 })
+    fn spawn(command: Command, limit: Duration) -> Result<LiteRt> {
+        Ok(LiteRt { process: Process::spawn(NAME, command, Log::at(None)?, limit)?, models: 0 })
     }
 
     /// Loads a TFLite file, to be computed on `threads` threads.
@@ -211,106 +192,22 @@ impl LiteRt {
         let mut rest = &answer[..];
         let mut outputs = Vec::with_capacity(model.outputs.len());
         for port in &model.outputs {
-            let (now, later) = rest.split_at_checked(port.len_bytes()).ok_or_else(|| self.bad_answer())?;
+            let (now, later) = rest.split_at_checked(port.len_bytes()).ok_or_else(|| self.process.bad_answer())?;
             outputs.push(port.take(now));
             rest = later;
         }
-        if rest.is_empty() { Ok(outputs) } else { Err(self.bad_answer()) }
+        if rest.is_empty() { Ok(outputs) } else { Err(self.process.bad_answer()) }
     }
 
     /// Sends a request and waits for the answer, which must be of the kind `expected`.
     fn ask(&mut self, request: Vec<u8>, expected: u8, doing: &str) -> Result<Vec<u8>> {
-        // If the thread has ended, the answer says so.
-        let _ = self.requests.send(request);
-        let answer = match self.answers.recv_timeout(self.limit) {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => {
-                let how = self.end();
-                return Err(self.failure(&format!("the LiteRT interpreter ended ({how}) while {doing}")).into());
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                // It may have ended on its own meanwhile.
-                let _ = self.child.kill();
-                let fault = self.failure(&format!("the LiteRT interpreter did not answer in time while {doing}"));
-                return Err(fault.need(format!("an answer within {} s", self.limit.as_secs_f32())).into());
-            }
-        };
-        match answer.split_first() {
-            Some((&kind, rest)) if kind == expected => Ok(rest.to_vec()),
-            Some((b'E', text)) => {
-                let text = String::from_utf8_lossy(text);
+        match self.process.ask(request, expected, doing, &mut |_| ())? {
+            Answer::Good(rest) => Ok(rest),
+            Answer::Refused(text) => {
+                let text = String::from_utf8_lossy(&text);
                 let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-                Err(self.failure(&format!("the LiteRT interpreter failed while {doing}")).have(last).into())
+                Err(self.process.failure(&format!("{NAME} failed while {doing}")).have(last).into())
             }
-            Some(_) | None => Err(self.bad_answer()),
-        }
-    }
-
-    /// How the process ended; one that still runs after an answer that could not be read is ended.
-    fn end(&mut self) -> String {
-        for _ in 0..50 {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return status.to_string();
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        // It may have ended on its own meanwhile.
-        let _ = self.child.kill();
-        "by npuc, after an answer that cannot be read".into()
-    }
-
-    fn bad_answer(&self) -> Error {
-        self.failure("the LiteRT interpreter gave an answer of another size or kind than its ports say").into()
-    }
-
-    /// The fault, with the end of the log.
-    fn failure(&self, message: &str) -> Diagnostic {
-        let mut text = Vec::new();
-        // Without a log the message stands alone.
-        let _ = File::open(self.log.path()).and_then(|mut file| file.read_to_end(&mut text));
-        let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let fault = Diagnostic::error(Code::ToolFailed, message);
-        lines[lines.len().saturating_sub(LOG_LINES)..]
-            .iter()
-            .fold(fault, |fault, line| fault.help(format!("log: {line}")))
-    }
-}
-
-impl Drop for LiteRt {
-    fn drop(&mut self) {
-        // It may have ended already; there is nobody left to tell.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Sends each request and reads its answer, until either side ends.
-fn converse(
-    mut stdin: ChildStdin,
-    mut stdout: ChildStdout,
-    requests: &Receiver<Vec<u8>>,
-    answers: &Sender<io::Result<Vec<u8>>>,
-) {
-    let mut exchange = |request: &[u8]| -> io::Result<Vec<u8>> {
-        stdin.write_all(&(request.len() as u64).to_le_bytes())?;
-        stdin.write_all(request)?;
-        stdin.flush()?;
-        let mut size = [0; 8];
-        stdout.read_exact(&mut size)?;
-        let size = u64::from_le_bytes(size);
-        if size > MAX_ANSWER_BYTES {
-            return Err(io::Error::other("the answer is too long"));
-        }
-        let mut answer = Vec::new();
-        stdout.by_ref().take(size).read_to_end(&mut answer)?;
-        if answer.len() as u64 == size { Ok(answer) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-    };
-    for request in requests {
-        let answer = exchange(&request);
-        let ended = answer.is_err();
-        if answers.send(answer).is_err() || ended {
-            return;
         }
     }
 }
@@ -341,37 +238,20 @@ mod tests {
         }
     }
 
-    /// Stand-ins for an interpreter that goes wrong in every way.
+    /// Stand-ins for an interpreter that refuses, and for one that describes its ports otherwise.
     #[test]
     fn what_goes_wrong_is_told() {
-        for (script, limit_ms, message, log) in [
-            ("echo boom >&2; exit 3", 10_000, "ended (exit status: 3) while loading a TFLite file", "log: boom"),
-            ("kill -SEGV $$", 10_000, "ended (signal: 11 (SIGSEGV)", ""),
-            ("echo slow >&2; exec sleep 30", 300, "did not answer in time while loading a TFLite file", "log: slow"),
-            (
-                "head -c 8 >/dev/null; printf '\\004\\0\\0\\0\\0\\0\\0\\0Eno!'; exec sleep 30",
-                10_000,
-                "failed while loading",
-                "",
-            ),
-            (
-                "printf '\\001\\0\\0\\0\\0\\0\\0\\0Q'; exec sleep 30",
-                10_000,
-                "gave an answer of another size or kind",
-                "",
-            ),
-            ("printf '\\377\\377\\377\\377\\377\\377\\377\\377'; exec sleep 30", 10_000, "ended (by npuc", ""),
-            ("printf '\\003\\0\\0\\0\\0\\0\\0\\0M{}'; exec sleep 30", 10_000, "in a way npuc cannot read", ""),
+        for (answer, message) in [
+            ("\\004\\0\\0\\0\\0\\0\\0\\0Eno!", "the LiteRT interpreter failed while loading a TFLite file"),
+            ("\\003\\0\\0\\0\\0\\0\\0\\0M{}", "the LiteRT interpreter describes the ports in a way npuc cannot read"),
         ] {
-            let limit = Duration::from_millis(limit_ms);
-            let mut litert = LiteRt::spawn(Path::new("sh"), &["-c", script], OsStr::new(""), limit).expect("sh starts");
-            let error = litert.load(Path::new("m.tflite"), 1).expect_err(script);
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("head -c 8 >/dev/null; printf '{answer}'; exec sleep 30")]);
+            let mut litert = LiteRt::spawn(command, Duration::from_secs(10)).expect("sh starts");
+            let error = litert.load(Path::new("m.tflite"), 1).expect_err(answer);
             let fault = &error.diagnostics()[0];
-            assert_eq!((fault.code, error.exit_status()), (Code::ToolFailed, 4), "{script}");
-            assert!(fault.message.contains(message), "{script}: {fault}");
-            assert!(log.is_empty() || fault.help.iter().any(|line| line == log), "{script}: {fault}");
+            assert_eq!((fault.code, error.exit_status()), (Code::ToolFailed, 4), "{answer}");
+            assert!(fault.message.contains(message), "{answer}: {fault}");
         }
-        let absent = LiteRt::spawn(Path::new("/no/such/python"), &[], OsStr::new(""), TIME_LIMIT);
-        assert_eq!(absent.expect_err("there is none").diagnostics()[0].code, Code::ToolFailed);
     }
 }

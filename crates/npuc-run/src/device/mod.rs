@@ -6,6 +6,8 @@ use npuc::ir::ValueId;
 pub mod chain;
 pub mod host;
 pub mod litert;
+mod process;
+pub mod qnn;
 
 use chain::Chain;
 use host::HostStep;

@@ -16,6 +16,9 @@ pub struct Fidelity {
     pub cosine_mean: Option<f64>,
     /// The smallest of these cosines.
     pub cosine_min: Option<f64>,
+    /// The squares of the reference's scores over those of the differences, in dB; absent where no score differs or one is no
+    /// number.
+    pub sqnr_db: Option<f64>,
     /// The largest difference of two scores.
     pub max_abs: Option<f64>,
     /// Positions whose best id agrees.
@@ -75,13 +78,16 @@ pub(super) struct Sums {
     cosine: f64,
     cosine_min: f64,
     max_abs: f64,
+    signal: f64,
+    noise: f64,
     top1: usize,
     top10: f64,
 }
 
 impl Default for Sums {
     fn default() -> Sums {
-        Sums { positions: 0, cosine: 0.0, cosine_min: f64::INFINITY, max_abs: 0.0, top1: 0, top10: 0.0 }
+        let cosine_min = f64::INFINITY;
+        Sums { positions: 0, cosine: 0.0, cosine_min, max_abs: 0.0, signal: 0.0, noise: 0.0, top1: 0, top10: 0.0 }
     }
 }
 
@@ -94,6 +100,7 @@ impl Sums {
             positions: self.positions,
             cosine_mean: mean(self.cosine),
             cosine_min: measured(self.cosine_min),
+            sqnr_db: Some(10.0 * (self.signal / self.noise).log10()).filter(|db| db.is_finite()),
             max_abs: measured(self.max_abs),
             top1: mean(self.top1 as f64),
             top10: mean(self.top10),
@@ -117,6 +124,8 @@ impl Sums {
         self.cosine += cosine;
         self.cosine_min = worst(self.cosine_min, cosine, f64::min);
         self.max_abs = pairs().map(|(a, b)| (a - b).abs()).fold(self.max_abs, |m, d| worst(m, d, f64::max));
+        self.signal += dot(|(_, b)| b * b);
+        self.noise += dot(|(a, b)| (a - b) * (a - b));
         self.top1 += usize::from(ours.first() == theirs.first());
         self.top10 += ours.iter().filter(|id| theirs.contains(id)).count() as f64 / theirs.len() as f64;
         cosine

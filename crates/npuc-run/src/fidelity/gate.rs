@@ -21,6 +21,7 @@ struct Condition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Figure {
     Cosine,
+    Sqnr,
     MaxAbs,
     Top1,
     Top10,
@@ -32,8 +33,9 @@ enum Figure {
     PerplexityRatio,
 }
 
-const FIGURES: [(&str, Figure); 10] = [
+const FIGURES: [(&str, Figure); 11] = [
     ("cosine", Figure::Cosine),
+    ("sqnr", Figure::Sqnr),
     ("max_abs", Figure::MaxAbs),
     ("top1", Figure::Top1),
     ("top10", Figure::Top10),
@@ -75,6 +77,8 @@ impl Figure {
         let kl = text.and_then(|text| text.kl.as_ref());
         match self {
             Figure::Cosine => fidelity.cosine_min,
+            // Where no score differs the ratio has no number and no limit is too high.
+            Figure::Sqnr => fidelity.sqnr_db.or_else(|| (fidelity.max_abs == Some(0.0)).then_some(f64::INFINITY)),
             Figure::MaxAbs => fidelity.max_abs,
             Figure::Top1 => fidelity.top1,
             Figure::Top10 => fidelity.top10,

@@ -2,6 +2,7 @@
 //!
 //! `docs/fidelity.md` defines every figure with its formula; the code here is that page.
 
+mod emulated;
 mod figures;
 mod gate;
 mod pairs;
@@ -11,6 +12,7 @@ mod text;
 mod trace;
 mod windows;
 
+pub use emulated::emulated;
 pub use figures::{Fidelity, best_id};
 pub use gate::Gate;
 pub use reference::{Reference, compare};

@@ -8,6 +8,7 @@ use std::process::Command;
 use npuc::{Code, Diagnostic, Error, Result};
 use npuc_fetch::{FetchError, Wheel, cache, install as install_wheel, unpacked};
 
+pub(crate) mod child;
 pub mod ncc;
 
 /// A tool.
@@ -15,16 +16,19 @@ pub mod ncc;
 pub enum Tool {
     /// The LiteRT interpreter, which executes TFLite files.
     LiteRt,
+    /// Qualcomm's QNN libraries, which prepare graphs for HTP NPUs and execute them in emulation.
+    Qnn,
 }
 
 impl Tool {
     /// Every tool.
-    pub const ALL: &'static [Tool] = &[Tool::LiteRt];
+    pub const ALL: &'static [Tool] = &[Tool::LiteRt, Tool::Qnn];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Tool::LiteRt => "litert",
+            Tool::Qnn => "qnn",
         }
     }
 
@@ -32,6 +36,10 @@ impl Tool {
     pub const fn summary(self) -> &'static str {
         match self {
             Tool::LiteRt => "LiteRT 2.3.0: executes TFLite files on this machine (needs Python 3.11)",
+            Tool::Qnn => {
+                "QNN 2.51: prepares graphs for Snapdragon's NPUs and emulates them (Qualcomm's licence: fetched by you, no \
+                 part of npuc)"
+            }
         }
     }
 
@@ -51,6 +59,7 @@ impl Tool {
     const fn wheels(self) -> &'static [Wheel] {
         match self {
             Tool::LiteRt => &LITERT,
+            Tool::Qnn => &QNN,
         }
     }
 }
@@ -71,6 +80,14 @@ const LITERT: [Wheel; 2] = [
     },
 ];
 
+/// The libraries for this machine, of which [`Installed::libraries`] is the folder.
+const QNN: [Wheel; 1] = [Wheel {
+    requirement: "onnxruntime-qnn==2.7.0",
+    pip_args: &["--python-version", "3.11", "--platform", "manylinux_2_35_x86_64"],
+    file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl",
+    sha256: "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",
+}];
+
 /// A tool that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
@@ -78,15 +95,26 @@ pub struct Installed {
     pub tool: Tool,
     /// The folders of its unpacked wheels.
     pub folders: Vec<PathBuf>,
-    /// The Python that runs it.
-    pub python: PathBuf,
+    /// The Python that runs it, where one does.
+    pub python: Option<PathBuf>,
+}
+
+impl Installed {
+    /// The folder of the tool's shared libraries: those of [`Tool::Qnn`] lie together.
+    pub fn libraries(&self) -> PathBuf {
+        let first = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("."));
+        match self.tool {
+            Tool::LiteRt => first.to_path_buf(),
+            Tool::Qnn => first.join("onnxruntime_qnn"),
+        }
+    }
 }
 
 /// Fetches the tool into the user's cache unless it is there. `say` is told of attempts that fail.
 ///
 /// Errors: [`Code::MissingTool`] if it cannot be fetched, or if this machine cannot run it.
 pub fn install(tool: Tool, say: &mut dyn FnMut(&str)) -> Result<Installed> {
-    let python = python_3_11(tool)?;
+    let python = python(tool)?;
     let fault = |e: FetchError| missing(tool, &format!("the tool was not installed: {e}"));
     let cache = cache().map_err(fault)?;
     let folders = tool.wheels().iter().map(|wheel| install_wheel(&cache, wheel, say).map_err(fault));
@@ -113,15 +141,23 @@ fn find_in(cache: &Path, tool: Tool) -> Result<Installed> {
             .subject(tool.name())
             .help(format!("run `npuc toolchain install {}`", tool.name()))
     })?;
-    Ok(Installed { tool, folders, python: python_3_11(tool)? })
+    Ok(Installed { tool, folders, python: python(tool)? })
 }
 
-/// A Python 3.11 on a machine that the wheels are made for.
-fn python_3_11(tool: Tool) -> Result<PathBuf> {
+/// The Python that runs the tool, if one has to, on a machine that the wheels are made for.
+fn python(tool: Tool) -> Result<Option<PathBuf>> {
     let fault = |message: &str| Diagnostic::error(Code::MissingTool, message).subject(tool.name());
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err(fault("the tool does not run on this machine").need("Linux on x86-64").into());
     }
+    match tool {
+        Tool::LiteRt => python_3_11(tool).map(Some),
+        Tool::Qnn => Ok(None),
+    }
+}
+
+fn python_3_11(tool: Tool) -> Result<PathBuf> {
+    let fault = |message: &str| Diagnostic::error(Code::MissingTool, message).subject(tool.name());
     let script = "import sys; print(sys.implementation.name, *sys.version_info[:2])";
     let is_3_11 = |name: &&str| {
         let output = Command::new(name).args(["-I", "-c", script]).output();

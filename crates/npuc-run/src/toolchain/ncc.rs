@@ -2,17 +2,17 @@
 //!
 //! Each call is a process of its own with a time limit. Its whole answer is kept; its output is there whole or not at all.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use npuc::back::tflite::ncc::{Line, PROGRAM};
 use npuc::ir::Graph;
 use npuc::{Code, Diagnostic, Result};
 
+use super::child::{Ended, find_in, wait};
 use crate::vendor_log;
 
 #[cfg(test)]
@@ -20,9 +20,6 @@ mod tests;
 
 /// How long the compilation of one file may take unless the caller says otherwise.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3600);
-
-/// How often the end of a call is looked for.
-const POLL: Duration = Duration::from_millis(20);
 
 /// A file that was compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,24 +36,7 @@ pub struct Compiled {
 
 /// The compiler, if it is on the PATH.
 pub fn find() -> Option<PathBuf> {
-    find_in(&std::env::var_os("PATH")?)
-}
-
-fn find_in(path: &OsStr) -> Option<PathBuf> {
-    // A call starts in another folder, so a relative folder of the PATH is made absolute.
-    let candidates = std::env::split_paths(path).map(|folder| folder.join(PROGRAM));
-    candidates.filter_map(|program| std::path::absolute(program).ok()).find(|program| is_executable(program))
-}
-
-#[cfg(unix)]
-fn is_executable(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
-}
-
-#[cfg(not(unix))]
-fn is_executable(path: &Path) -> bool {
-    path.is_file()
+    find_in(&std::env::var_os("PATH")?, PROGRAM)
 }
 
 /// Makes the calls in `folder`, one after the other, up to the first that fails. `graphs` are the graphs of the
@@ -126,12 +106,6 @@ fn compile_one(
     }
 }
 
-/// How a call ended.
-enum Ended {
-    Status(ExitStatus),
-    TimeLimit,
-}
-
 /// Makes one call and waits for its end; everything it says goes into the log.
 fn run(ncc: &Path, line: &Line, folder: &Path, log: &Path, time_limit: Duration) -> Result<Ended> {
     let file = File::create(log).map_err(|error| unwritable(log, &error))?;
@@ -142,22 +116,6 @@ fn run(ncc: &Path, line: &Line, folder: &Path, log: &Path, time_limit: Duration)
     command.args(line.arguments()).current_dir(folder).stdin(Stdio::null()).stdout(file).stderr(both);
     let mut child = command.spawn().map_err(fault)?;
     Ok(wait(&mut child, time_limit).map_err(fault)?)
-}
-
-fn wait(child: &mut Child, time_limit: Duration) -> io::Result<Ended> {
-    let start = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Ended::Status(status));
-        }
-        if start.elapsed() >= time_limit {
-            // It may have ended on its own meanwhile.
-            let _ = child.kill();
-            child.wait()?;
-            return Ok(Ended::TimeLimit);
-        }
-        std::thread::sleep(POLL.min(time_limit));
-    }
 }
 
 /// Removes a file that may be absent.

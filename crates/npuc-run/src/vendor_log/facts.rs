@@ -127,26 +127,62 @@ kinds! {
         ThirdParty "the order of lines in users' logs" [],
     /// No device.
     QnnDevice QNN Refusal
-        "the library for the DSP (skel) is not found, or another version of it in /vendor/lib64 is found first; the same code \
-         stands for a device configuration of an older layout"
+        "the library for the DSP (Skel) is not found, or another version of it in /vendor/lib64 is found first; the same code \
+         stands for a device configuration of an older layout, or for a chip that the libraries do not know"
         ThirdParty "users' reports; the configuration's layout was tried"
         [
-            Other "" "put the skel of the chip's architecture where ADSP_LIBRARY_PATH looks first, before /vendor/lib64"
+            Other "" "put the Skel of the chip's generation where ADSP_LIBRARY_PATH looks first, before /vendor/lib64"
+        ],
+    /// The NPU's library is not found.
+    QnnSkel QNN Refusal
+        "the loader on the DSP searches the folders of ADSP_LIBRARY_PATH, split at semicolons: the Skel is in none of them, or \
+         another version of it in /vendor/lib64 is found first"
+        ThirdParty "users' reports, among them issue 379 of qualcomm/fastrpc and issue 158 of qualcomm/ai-hub-apps"
+        [
+            Option "npuc push --libraries" "puts the Skel into a folder of its own and prints a command whose ADSP_LIBRARY_PATH begins with it",
+            Other "" "take Stub and Skel of one SDK, the one of libQnnHtp.so"
+        ],
+    /// A device configuration that is not understood.
+    QnnConfig QNN Refusal
+        "since version 5.47 of the HTP back end the chip's number stands 8 bytes into the configuration and not 4: in the older \
+         layout it is read as 0. A chip that is newer than the libraries gives the same"
+        Tried "QNN 2.51 in emulation"
+        [
+            Other "" "use a program that was built for these libraries, or libraries of the program's time",
+            Other "" "if npuc made the configuration, this is a fault of npuc: report it with the log"
         ],
     /// A graph cannot be prepared.
     QnnPrepare QNN Refusal
-        "QNN names it a memory fault; what it says is that no kernel takes the operation in these formats and shapes, such as a \
-         FullyConnected with block-wise 4-bit weights"
+        "QNN names it a memory fault (1002); what it says is that no kernel takes the operation in these formats and shapes, \
+         such as a FullyConnected with block-wise 4-bit weights"
         Tried "QNN 2.51 in emulation"
         [
-            Rewrite "" "block-wise 4-bit projections are taken as Conv2d of one pixel, not as FullyConnected"
+            Rewrite "" "block-wise 4-bit projections are taken as Conv2d of one pixel, not as FullyConnected; float blocks only with fp16 activations"
+        ],
+    /// A kernel that is not there.
+    QnnNoKernel QNN Note
+        "said of graphs that are prepared well too; it is a reason only where an operation then cannot be created"
+        Tried "QNN 2.51 in emulation" [],
+    /// A feature that is not there.
+    QnnPlatform QNN Refusal
+        "the libraries for this machine lack what was asked for, such as context binaries of graphs with shared weights on x86"
+        Tried "QNN 2.51 in emulation"
+        [
+            Rewrite "" "test on the host with a twin that does not share weights"
         ],
     /// A context binary of another version.
     QnnVersion QNN Refusal
         "the binary was made by a newer QNN than the one that loads it"
-        ThirdParty "users' reports"
+        ThirdParty "users' reports, and texts inside QNN 2.51"
         [
-            Other "" "load with libraries at least as new as those that made the binary, or make it with older ones"
+            Other "" "load with libraries at least as new as those that made the binary, or make it with older ones; `npuc push` compares them"
+        ],
+    /// A file that is no context binary.
+    QnnBinary QNN Refusal
+        "the file was cut off, changed or is another one"
+        Tried "QNN 2.51 in emulation: a file cut off, and one with another beginning"
+        [
+            Other "" "copy the file again and compare its size and hash with the bundle's manifest"
         ],
     /// A rule of the validation.
     QnnRule QNN Refusal
@@ -154,6 +190,30 @@ kinds! {
         Tried "QNN 2.51 in emulation"
         [
             Option "npuc check" "tells which operations and formats the chip takes, where npuc knows"
+        ],
+    /// Data types that do not go together.
+    QnnFormats QNN Refusal
+        "each operand is fine alone; the operation takes them only in certain sets, which the log lists after this line"
+        Tried "QNN 2.51 in emulation"
+        [
+            Option "npuc check" "tells which formats of weights and activations the chip takes together, where npuc knows"
+        ],
+    /// A later generation is needed.
+    QnnGeneration QNN Refusal
+        "the numbers are generations of the NPU: 75 is that of SM8650, 79 of SM8750, 81 of SM8850. Seen for weights in blocks of \
+         their own scales (encoding 4) with 16-bit activations"
+        Tried "QNN 2.51 in emulation"
+        [
+            Rewrite "" "give the weights in LPBQ, whose block scales are whole numbers, which v75 takes",
+            Other "" "build for a chip of that generation"
+        ],
+    /// Float blocks of another rank.
+    QnnFloatBlock QNN Refusal
+        "4-bit weights in blocks with float scales are taken by FullyConnected (rank 2) and Conv2d; MatMul asks for rank 4, and \
+         with rank 4 the process was seen to crash"
+        Tried "QNN 2.51 in emulation"
+        [
+            Rewrite "" "write the projection as FullyConnected or as Conv2d of one pixel"
         ],
     /// An operation that is not there.
     QnnUnknownOp QNN Refusal
@@ -190,6 +250,25 @@ kinds! {
         [
             Rewrite "" "test on the host with a twin that does not share weights"
         ],
+    /// What follows from a reason.
+    QnnChain QNN Consequence
+        "the code of a reason that stands in words in the log"
+        Tried "QNN 2.51 in emulation" [],
+    /// No estimates.
+    QnnEstimates QNN Note
+        "a figure of time is made for some automotive chips only (SoC ids 52, 62, 63, 72 and 77); graphs are prepared all the same"
+        Tried "QNN 2.51 in emulation" [],
+    /// A device asked for by its generation.
+    QnnArch QNN Note
+        "the libraries take the usual chip of that generation, whose on-chip memory may be another than yours"
+        Tried "QNN 2.51 in emulation"
+        [
+            Other "" "ask for the chip by its number: the generation follows from it"
+        ],
+    /// A complaint that means nothing.
+    QnnHarmless QNN Note
+        "said in every run, also as [ERROR], of graphs that are prepared and computed well"
+        Tried "QNN 2.51 in emulation" [],
     /// No room on the DSP.
     QnnDomain QNN Refusal
         "all graphs of a context allocate their inputs and outputs when it is loaded, and about 3.5 GiB a context is the most"

@@ -14,7 +14,8 @@ pub fn locate_all(findings: &[Finding], graphs: &[Graph]) -> Vec<Vec<Place>> {
 
 /// The operations of the graphs that a finding may be about, in the order of graphs and lines.
 ///
-/// A computed tensor's name (`<path>/<operation>.<value>`), a weight's or a port's leads to its operation. Without such a name the
+/// A node's name (`<path>/<operation>.<value>`) is its operation; the same as a computed tensor's name, a weight's or a
+/// port's leads to operations around it. Without such a name the
 /// operations are those that become the built-in operator on some chip and agree with all extents that the log gives; axes of
 /// extent 1 do not count, for files and graphs differ in them. Without extents, a limit of extents keeps what exceeds
 /// it. A finding of no operation has no places.
@@ -23,6 +24,10 @@ pub fn locate(finding: &Finding, graphs: &[Graph]) -> Vec<Place> {
     for graph in graphs {
         let mut found: BTreeSet<ValueId> = BTreeSet::new();
         for operation in &finding.operations {
+            if let Some(node) = &operation.node {
+                found.extend(values_of(node, graph));
+                continue;
+            }
             let named = by_names(operation, graph);
             found.extend(if named.is_empty() { by_shapes(operation, finding.max_extent, graph) } else { named });
         }
@@ -75,6 +80,11 @@ fn by_names(operation: &Operation, graph: &Graph) -> Vec<ValueId> {
 
 /// The values that a name in a file stands for.
 fn values_of(name: &str, graph: &Graph) -> BTreeSet<ValueId> {
+    if let Some((path, number)) = tensors::port(name) {
+        let of_path = |id: &ValueId| graph.value(*id).name == path && op(graph, *id).is_none();
+        let exact = graph.ids().find(|id| id.0 == number).filter(of_path);
+        return exact.map_or_else(|| graph.ids().filter(of_path).collect(), |id| BTreeSet::from([id]));
+    }
     let Some((path, kind, number)) = tensors::computed(name) else {
         let ports = graph.outputs.iter().filter(|output| output.name == name).map(|output| output.value);
         let given = graph.ids().filter(|id| graph.value(*id).name == name && op(graph, *id).is_none());

@@ -69,6 +69,9 @@ pub struct Operation {
     /// What may be names of tensors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
+    /// The name of the node itself, which is that of its first result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 impl Operation {
@@ -119,6 +122,8 @@ struct Statement {
     message: String,
     /// Whether the MDLA says it.
     main_unit: bool,
+    /// The error code, if nothing but a code says it.
+    code: Option<u64>,
     max_extent: Option<usize>,
     limit: Option<String>,
     actual: Option<String>,
@@ -126,7 +131,8 @@ struct Statement {
 
 impl Statement {
     fn new(kind: Kind, message: impl Into<String>) -> Statement {
-        Statement { kind, message: message.into(), main_unit: false, max_extent: None, limit: None, actual: None }
+        let message = message.into();
+        Statement { kind, message, main_unit: false, code: None, max_extent: None, limit: None, actual: None }
     }
 
     fn limit(mut self, limit: impl ToString) -> Statement {
@@ -147,8 +153,9 @@ pub fn decode(text: &str) -> Vec<Finding> {
     let mut operations: Vec<Operation> = Vec::new();
     let mut statements: Vec<(Statement, Said, Option<usize>)> = Vec::new();
     let mut current: Option<usize> = None;
-    for (index, line) in text.lines().enumerate() {
-        let line = &without_colours(line)[..];
+    let lines: Vec<Cow<'_, str>> = text.lines().map(without_colours).collect();
+    for (index, line) in lines.iter().enumerate() {
+        let line = &line[..];
         if line.trim().is_empty() {
             current = None;
             continue;
@@ -167,6 +174,7 @@ pub fn decode(text: &str) -> Vec<Finding> {
         }
     }
     mediatek::weigh_units(&mut statements);
+    qnn::complete(&lines, &mut statements, &mut operations);
     fold(statements, &operations)
 }
 
@@ -214,7 +222,7 @@ fn fold(statements: Vec<(Statement, Said, Option<usize>)>, operations: &[Operati
 fn alike(operations: &[Operation]) -> Vec<usize> {
     let mut known = BTreeMap::new();
     let first = operations.iter().enumerate().map(|(at, operation)| {
-        let Operation { builtin, operands, results, tensors, index: _, names: _ } = operation;
+        let Operation { builtin, operands, results, tensors, index: _, names: _, node: _ } = operation;
         *known.entry((builtin, operands, results, tensors)).or_insert(at)
     });
     first.collect()
@@ -231,7 +239,7 @@ fn add_actual(finding: &mut Finding, actual: Option<String>) {
 }
 
 fn finding(statement: Statement) -> Finding {
-    let Statement { kind, message, main_unit: _, max_extent, limit, actual } = statement;
+    let Statement { kind, message, main_unit: _, code: _, max_extent, limit, actual } = statement;
     let facts = kind.facts();
     Finding {
         kind,

@@ -5,7 +5,7 @@ use std::path::Path;
 use npuc::target::Place;
 use npuc::{Code, Diagnostic};
 
-use super::{Finding, Weight};
+use super::{Finding, Operation, Weight};
 
 /// How many lines of a log a message gives.
 const LOG_LINES: usize = 12;
@@ -54,7 +54,8 @@ fn subject(finding: &Finding, places: &[Place]) -> Option<String> {
         places.iter().take(SHOWN_PLACES).map(|place| format!("{} ({}.ir:{})", place.path, place.graph, place.line));
     let shown: Vec<String> = shown.collect();
     if shown.is_empty() {
-        return finding.operations.first().map(|operation| operation.builtin.clone());
+        let name = |operation: &Operation| operation.node.as_ref().unwrap_or(&operation.builtin).clone();
+        return finding.operations.first().map(name);
     }
     let more = places.len() - shown.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };

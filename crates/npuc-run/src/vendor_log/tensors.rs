@@ -99,3 +99,10 @@ pub(super) fn computed(name: &str) -> Option<(&str, &'static str, u32)> {
     let op = Op::NAMES.iter().find(|known| **known == op)?;
     Some((path, op, id.parse().ok()?))
 }
+
+/// The path and number in the name of a port in another form, `<port>/port.<value>`.
+pub(super) fn port(name: &str) -> Option<(&str, u32)> {
+    let (path, rest) = name.rsplit_once('/')?;
+    let number = rest.strip_prefix("port.")?.split('.').next()?;
+    Some((path, number.parse().ok()?))
+}

@@ -8,7 +8,12 @@ use crate::quant::Encodings;
 
 pub mod gguf;
 pub mod host;
+pub mod qnn;
+mod rotary;
+pub mod shell;
 pub mod tflite;
+
+pub use rotary::ROTARY;
 
 use tflite::TfliteFile;
 
@@ -20,6 +25,8 @@ pub enum BackEnd {
     Host,
     /// TFLite files for MediaTek's compiler and LiteRT.
     Tflite,
+    /// Descriptions of graphs for Qualcomm's QNN libraries, which make context binaries of them.
+    Qnn,
 }
 
 impl BackEnd {
@@ -28,6 +35,7 @@ impl BackEnd {
         match self {
             BackEnd::Host => "host",
             BackEnd::Tflite => "tflite",
+            BackEnd::Qnn => "qnn",
         }
     }
 
@@ -36,8 +44,18 @@ impl BackEnd {
         match self {
             BackEnd::Host => Op::NAMES.contains(&op),
             BackEnd::Tflite => tflite::emits(op),
+            BackEnd::Qnn => qnn::emits(op),
         }
     }
+}
+
+/// The form of a graph that a target's tools read.
+#[derive(Debug)]
+pub enum EmittedFile {
+    /// A TFLite file with its weights.
+    Tflite(TfliteFile),
+    /// A description over the bundle's weights.
+    Qnn(qnn::Description),
 }
 
 /// A graph as it goes into a bundle.
@@ -48,7 +66,17 @@ pub struct Emitted {
     /// The graph over the weights as the bundle stores them; its text is what the host executes.
     pub graph: Graph,
     /// The same in the form of the target's tools, with the path inside the bundle.
-    pub file: Option<(String, TfliteFile)>,
+    pub file: Option<(String, EmittedFile)>,
     /// What the file's whole numbers mean, so that the host computes in them too.
     pub encodings: Option<Encodings>,
+}
+
+impl Emitted {
+    /// The TFLite file, if the graph has that form.
+    pub fn tflite(&self) -> Option<&TfliteFile> {
+        match &self.file {
+            Some((_, EmittedFile::Tflite(file))) => Some(file),
+            Some((_, EmittedFile::Qnn(_))) | None => None,
+        }
+    }
 }

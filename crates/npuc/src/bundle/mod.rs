@@ -29,7 +29,7 @@ pub mod write;
 pub use whole::{SCALES, held_as};
 
 /// The version of the manifest this program reads and writes.
-pub const SCHEMA: u32 = 3;
+pub const SCHEMA: u32 = 4;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// The weights' file name.
@@ -86,6 +86,9 @@ pub struct Manifest {
     pub weights: Vec<WeightRecord>,
     /// What the runner needs to know about text.
     pub text: TextRecord,
+    /// The context binaries of Qualcomm's chips, in the order of the execution.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contexts: Vec<ContextRecord>,
     /// Every other file of the bundle.
     pub files: Vec<FileRecord>,
 }
@@ -150,6 +153,53 @@ pub struct GraphRecord {
     pub encodings: Option<String>,
 }
 
+/// A context binary: the graphs of all step shapes of one part of the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContextRecord {
+    /// Its path inside the bundle.
+    pub file: String,
+    /// The names of its graphs.
+    pub graphs: Vec<String>,
+    /// Whether its graphs share their weights, which a device loads and the x86 emulation does not. One without is the twin
+    /// of another, for the emulation.
+    pub shared: bool,
+    /// Its size.
+    pub bytes: u64,
+    /// The size that was forecast before it was made; absent for twins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast_bytes: Option<u64>,
+    /// Qualcomm's number of the chip.
+    pub soc_model: u32,
+    /// The version of the libraries that made it, of which a device needs these or later ones.
+    pub build_id: String,
+    /// The version of QNN's interface.
+    pub core_api: String,
+    /// The version of the HTP back end.
+    pub backend_api: String,
+    /// What the libraries say of each graph, in the order of the names; empty where they say nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<GraphMemory>,
+}
+
+/// The memory of a graph on the device, as the libraries say it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GraphMemory {
+    /// What does not fit the on-chip memory and goes through DRAM.
+    pub spill_fill_bytes: u64,
+    /// On-chip memory.
+    pub vtcm_bytes: u64,
+    /// Operations.
+    pub op_bytes: u64,
+    /// Weights that are shared with other graphs.
+    pub shared_weight_bytes: u64,
+    /// The graph's own constants.
+    pub const_bytes: u64,
+    /// Ports.
+    pub io_bytes: u64,
+}
+
 /// A weight. Weights of equal content share their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -207,6 +257,13 @@ pub fn is_bundle(path: &Path) -> bool {
     let mut start = Vec::new();
     let read = |file: File| file.take(DIGEST_START.len() as u64).read_to_end(&mut start);
     File::open(path.join(MANIFEST)).and_then(read).is_ok() && start == DIGEST_START
+}
+
+/// The manifest of a bundle, whose own hash is checked and no other.
+///
+/// Errors: a manifest that is malformed or of another schema.
+pub fn manifest(path: &Path) -> Result<Manifest> {
+    read_manifest(&path.join(MANIFEST))
 }
 
 impl Bundle {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, CWD, RenameFlags, access, renameat_with};
 use sha2::{Digest, Sha256};
 
-use super::{FileRecord, MANIFEST, hex, is_bundle, read_manifest};
+use super::{FileRecord, MANIFEST, digest, hex, is_bundle, read_manifest};
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::quant::stream::Fault;
 
@@ -118,6 +118,19 @@ impl Staging {
     /// Writes and syncs a whole file inside the bundle.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<FileRecord> {
         self.stream(name, |out| out.write_all(bytes))
+    }
+
+    /// The folder that becomes the bundle.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file inside the bundle that another program wrote; synced and hashed.
+    pub(crate) fn record(&self, name: &str) -> Result<FileRecord> {
+        let path = self.path.join(name);
+        File::open(&path).and_then(|file| file.sync_all()).map_err(|e| self.fault(name, &e))?;
+        let (bytes, sha256) = digest(&path)?;
+        Ok(FileRecord { path: name.into(), bytes, sha256 })
     }
 
     /// Syncs the folders and puts the bundle in its place.
@@ -234,6 +247,9 @@ fn resolve_link(dir: &Path) -> Result<PathBuf> {
 /// The endings of the files that a compiler of MediaTek's leaves beside each TFLite file.
 const COMPILED: [&str; 3] = [".dla", ".dla.log", ".part.dla"];
 
+/// What `npuc push` leaves in a bundle.
+pub const PUSH_SCRIPT: &str = "push.sh";
+
 /// Only a new place, an empty folder or a bundle with nothing but its own files is written to.
 fn refuse_other_content(dir: &Path) -> Result<()> {
     let fault = |message: &str| {
@@ -249,11 +265,12 @@ fn refuse_other_content(dir: &Path) -> Result<()> {
     }
     let manifest = read_manifest(&dir.join(MANIFEST))
         .map_err(|_| fault("the output exists and is a bundle that is damaged or of another version"))?;
-    // What ncc-tflite made of the bundle's files is the bundle's too.
+    // What ncc-tflite made of the bundle's files is the bundle's too, and so is the script of a push.
     let emitted = manifest.graphs.iter().filter_map(|graph| graph.emitted.as_ref()?.strip_suffix(".tflite"));
     let compiled: Vec<String> = emitted.flat_map(|stem| COMPILED.map(|ending| format!("{stem}{ending}"))).collect();
     let own = |name: &str| {
         name == MANIFEST
+            || name == PUSH_SCRIPT
             || manifest.files.iter().any(|file| file.path == name)
             || compiled.iter().any(|file| file == name)
     };

@@ -8,11 +8,12 @@ use sha2::{Digest, Sha256};
 
 use super::staging::Staging;
 use super::{
-    CHAT_TEMPLATE, CalibrationRecord, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord, GraphRecord, MANIFEST,
-    Manifest, RecipeRecord, SCALES, SCHEMA, TOKENIZER, TextRecord, WEIGHTS, WeightRecord, digest, hex,
+    CHAT_TEMPLATE, CalibrationRecord, ContextRecord, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord,
+    GraphRecord, MANIFEST, Manifest, RecipeRecord, SCALES, SCHEMA, TOKENIZER, TextRecord, WEIGHTS, WeightRecord,
+    digest, hex,
 };
-use crate::back::tflite::{StoredForm, write_f32};
-use crate::back::{BackEnd, Emitted};
+use crate::back::tflite::{StoredForm, TfliteFile, write_f32};
+use crate::back::{BackEnd, Emitted, EmittedFile};
 use crate::diag::Result;
 use crate::front::Checkpoint;
 use crate::model::llama;
@@ -64,7 +65,7 @@ impl Contents<'_> {
     }
 
     fn emitted_bytes(&self) -> u64 {
-        self.graphs.iter().filter_map(|graph| graph.file.as_ref()).map(|(_, file)| file.len_bytes()).sum()
+        self.graphs.iter().filter_map(Emitted::tflite).map(TfliteFile::len_bytes).sum()
     }
 
     /// Bytes of what is neither weights nor emitted graphs; texts of graphs are not counted.
@@ -128,6 +129,20 @@ pub fn write(
     contents: Contents<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Written> {
+    write_prepared(dir, checkpoint, contents, progress, |_, _| Ok(Vec::new()))
+}
+
+/// The same with context binaries that `prepare` makes out of the written bundle: it is given the folder, which opens as a
+/// bundle, and its manifest, writes each file into the folder and tells what it is.
+///
+/// Errors: as [`write()`], and those of `prepare`.
+pub fn write_prepared(
+    dir: &Path,
+    checkpoint: &Checkpoint,
+    contents: Contents<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+    prepare: impl FnOnce(&Path, &Manifest) -> Result<Vec<ContextRecord>>,
+) -> Result<Written> {
     let (weights_bytes, emitted_bytes) = (contents.weights_bytes(), contents.emitted_bytes());
     let total = weights_bytes + emitted_bytes;
     let staging = Staging::create(dir, total + contents.other_bytes())?;
@@ -145,24 +160,12 @@ pub fn write(
     for ExtraFile { path, content } in contents.files {
         files.push(write_extra(&staging, path, content, &mut stored)?);
     }
-    let mut stored_bytes = emitted_bytes;
-    if !contents.weights.is_empty() {
-        let (in_weights, file) = write_weights(&staging, &contents.weights, &mut tell)?;
-        stored_bytes += file.bytes;
-        files.push(file);
-        for mut record in in_weights {
-            // A tied head is in a file of the target in fewer bits; the table beside it is what the runner embeds with.
-            if record.name == llama::EMBEDDING && stored.contains_key(&record.name) {
-                record.name = EMBEDDING_TABLE.into();
-            }
-            stored.insert(record.name.clone(), record);
-        }
-    }
+    let stored_bytes = emitted_bytes + write_stored(&staging, &contents.weights, &mut files, &mut stored, &mut tell)?;
     for (name, bytes) in texts {
         files.extend(bytes.map(|bytes| staging.write(name, &bytes)).transpose()?);
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
-    let manifest = Manifest {
+    let mut manifest = Manifest {
         schema: SCHEMA,
         npuc: env!("CARGO_PKG_VERSION").into(),
         target: target.name.clone(),
@@ -180,9 +183,18 @@ pub fn write(
         graphs: records,
         weights: stored.into_values().collect(),
         text: contents.text,
+        contexts: Vec::new(),
         files,
     };
-    let manifest_file = staging.write(MANIFEST, &manifest_text(&manifest))?;
+    let mut manifest_file = staging.write(MANIFEST, &manifest_text(&manifest))?;
+    manifest.contexts = prepare(staging.path(), &manifest)?;
+    if !manifest.contexts.is_empty() {
+        let files =
+            manifest.contexts.iter().map(|context| staging.record(&context.file)).collect::<Result<Vec<_>>>()?;
+        manifest.files.extend(files);
+        manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
+        manifest_file = staging.write(MANIFEST, &manifest_text(&manifest))?;
+    }
     staging.finish()?;
     let bundle_bytes = manifest.files.iter().map(|file| file.bytes).sum::<u64>() + manifest_file.bytes;
     Ok(Written { weights_bytes, stored_bytes, bundle_bytes, files: manifest.files.len() + 1 })
@@ -210,17 +222,14 @@ fn write_graphs(
         }
         let mut emitted = None;
         if let Some((path, file)) = file {
-            files.push(staging.stream(&path, |out| file.write_to(out))?);
-            for weight in file.weights() {
-                stored.entry(weight.name.clone()).or_insert_with(|| {
-                    let record = weight.record(&path, scales.len() as u64);
-                    if let StoredForm::Whole(_, of_rows) = &weight.form {
-                        scales.extend(of_rows.iter().flat_map(|scale| scale.to_le_bytes()));
-                    }
-                    record
-                });
+            match file {
+                EmittedFile::Tflite(file) => {
+                    files.push(staging.stream(&path, |out| file.write_to(out))?);
+                    record_weights(&file, &path, stored, &mut scales);
+                    progress(file.len_bytes());
+                }
+                EmittedFile::Qnn(description) => files.push(staging.write(&path, description.to_text().as_bytes())?),
             }
-            progress(file.len_bytes());
             emitted = Some(path);
         }
         records.push(GraphRecord { shape, ir, emitted, encodings: encodings_path });
@@ -229,6 +238,19 @@ fn write_graphs(
         files.push(staging.write(SCALES, &scales)?);
     }
     Ok(records)
+}
+
+/// Where the weights of a TFLite file lie, unless an earlier file has them; the scales of whole numbers go to `scales`.
+fn record_weights(file: &TfliteFile, path: &str, stored: &mut BTreeMap<String, WeightRecord>, scales: &mut Vec<u8>) {
+    for weight in file.weights() {
+        stored.entry(weight.name.clone()).or_insert_with(|| {
+            let record = weight.record(path, scales.len() as u64);
+            if let StoredForm::Whole(_, of_rows) = &weight.form {
+                scales.extend(of_rows.iter().flat_map(|scale| scale.to_le_bytes()));
+            }
+            record
+        });
+    }
 }
 
 /// Writes a file for the target. The embedding table is what the runner embeds with, and the weight of its name unless a
@@ -273,6 +295,30 @@ fn source_records(checkpoint: &Checkpoint) -> Result<Vec<FileRecord>> {
         Ok(FileRecord { path: path.file_name().unwrap_or_default().to_string_lossy().into_owned(), bytes, sha256 })
     };
     paths.iter().map(record).collect()
+}
+
+/// Writes the weights that no file of the target holds, and records them; gives the bytes of their file.
+fn write_stored(
+    staging: &Staging,
+    weights: &[(&str, &Tensor)],
+    files: &mut Vec<FileRecord>,
+    stored: &mut BTreeMap<String, WeightRecord>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<u64> {
+    if weights.is_empty() {
+        return Ok(0);
+    }
+    let (records, file) = write_weights(staging, weights, progress)?;
+    for mut record in records {
+        // A tied head is in a file of the target in fewer bits; the table beside it is what the runner embeds with.
+        if record.name == llama::EMBEDDING && stored.contains_key(&record.name) {
+            record.name = EMBEDDING_TABLE.into();
+        }
+        stored.insert(record.name.clone(), record);
+    }
+    let bytes = file.bytes;
+    files.push(file);
+    Ok(bytes)
 }
 
 /// Writes the weights, equal ones once.

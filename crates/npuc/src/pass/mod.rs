@@ -10,6 +10,7 @@ use crate::ir::{Def, Graph, Op, Output, Type, Value, ValueId};
 
 mod conv;
 mod decompose;
+mod heads;
 mod range;
 mod rank;
 mod simplify;
@@ -44,6 +45,8 @@ passes! {
     Simplify "simplify",
     /// Writes attention as two matrix products around a softmax.
     DecomposeAttention "decompose-attention",
+    /// Writes attention as two matrix products around a softmax for every head.
+    SplitAttention "split-attention",
     /// Writes rms_norm as a mean of squares, a reciprocal root and two products.
     DecomposeRmsNorm "decompose-rms-norm",
     /// Writes rope as products of the two halves of every row.
@@ -98,6 +101,7 @@ impl Pass {
             | Pass::RescaleRmsNorm
             | Pass::GuardSwiglu
             | Pass::DecomposeAttention
+            | Pass::SplitAttention
             | Pass::DecomposeRmsNorm
             | Pass::DecomposeRope
             | Pass::DecomposeSoftmax
@@ -111,6 +115,7 @@ impl Pass {
         match self {
             Pass::Simplify => simplify::patches(graph),
             Pass::DecomposeAttention => decompose::patches(graph, Some("attention")),
+            Pass::SplitAttention => heads::split_attention(graph),
             Pass::DecomposeRmsNorm => decompose::patches(graph, Some("rms_norm")),
             Pass::DecomposeRope => decompose::patches(graph, Some("rope")),
             Pass::DecomposeSoftmax => decompose::patches(graph, Some("softmax")),

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use crate::back::ROTARY;
 use crate::ir::{Def, Graph, Op, Value};
 use crate::model::Port;
 
@@ -34,9 +35,6 @@ pub use weights::{SMALLEST_ROW, WeightFormat, largest, quantised_bytes, row_scal
 
 /// The largest whole number of an activation; -32768 is left to the mask.
 pub const INT16_MAX: f32 = 32767.0;
-
-/// The port of the rotary table of MediaTek's runtime.
-const ROTARY: &str = "rotary";
 
 /// The scale of everything that SOFTMAX and LOGISTIC compute in int16. Source: the quantisation specification of TFLite.
 pub const UNIT_SCALE: f32 = 1.0 / 32768.0;

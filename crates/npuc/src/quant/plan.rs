@@ -277,7 +277,7 @@ pub(super) fn is_legal(
         }
         Destination::Target(target) if projection => {
             let format = WeightFormat::stored(dtype);
-            let taken = target.formats.iter().any(|row| row.activation == activation && row.takes(format));
+            let taken = target.formats.iter().any(|row| row.activation == activation && row.takes_inputs(format, cols));
             let fault = || {
                 let fault = fault(Code::UnsupportedFormat, "the target does not take this format of weights");
                 fault.need(format!("what `npuc targets {}` lists for {} activations", target.name, activation.name()))

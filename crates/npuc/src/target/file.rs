@@ -115,6 +115,16 @@ fn unbuildable(chip: &Chip) -> Vec<Contradiction> {
             Some(need),
         ));
     }
+    if chip.back_end == Some(BackEnd::Qnn) {
+        if chip.protocol != CacheProtocol::Append {
+            let need = Some("protocol = \"append\"".to_string());
+            faults.push((Some("protocol".into()), "the back end `qnn` appends rows to caches".into(), need));
+        }
+        if chip.soc_model.is_none() {
+            let need = Some("soc-model, Qualcomm's number of the chip, e.g. 57 for SM8650".to_string());
+            faults.push((Some("back-end".into()), "the back end `qnn` builds for one chip".into(), need));
+        }
+    }
     if let Some(back_end) = chip.back_end {
         for op in chip.buildable().into_iter().filter(|op| !back_end.emits(op)) {
             let why = format!("the target takes `{op}`, which the back end `{}` cannot emit", back_end.name());

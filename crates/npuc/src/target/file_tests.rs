@@ -46,6 +46,24 @@ fn malformed_values_say_where() {
         (at("float = \"f16\"", "float = \"int8\""), "line 6, column 1: `int8` is no float format"),
         (at("float = \"f16\"", "float = \"f16\"\nhidden-mask = -29"), "line 7, column 1: a mask of -29 hides nothing"),
         (at("float = \"f16\"", "float = \"f16\"\nhidden-mask = 100"), "line 7, column 1: a mask of 100 hides nothing"),
+        (
+            at(
+                "float = \"f16\"",
+                "float = \"f16\"\ndram = { bytes-per-s = 0, source = \"a sheet\", grade = \"vendor\" }",
+            ),
+            "line 7, column 24: invalid value: integer `0`, expected a nonzero u64",
+        ),
+        (
+            at(
+                "float = \"f16\"",
+                "float = \"f16\"\ndram = { bytes-per-s = 76.8, source = \"a sheet\", grade = \"vendor\" }",
+            ),
+            "line 7, column 24: invalid type: floating point `76.8`, expected a nonzero u64",
+        ),
+        (
+            at("float = \"f16\"", "float = \"f16\"\ndram = { bytes-per-s = 1, grade = \"vendor\" }"),
+            "line 7, column 8: missing field `source`",
+        ),
         (at("limit.dimension.max = 8", "limit.batch.allowed = []"), "line 47, column 23: a rule that allows nothing"),
         (
             at("grade = \"third-party\"", "grade = \"hearsay\""),

@@ -554,7 +554,8 @@ impl<'a> Scene<'a> {
         let misfit = |at: At<'a>| {
             let format = self.format(&at)?;
             let of_activation = || self.chip.formats.iter().filter(|row| row.activation == precision.activation);
-            if of_activation().any(|row| row.takes(format)) {
+            let inputs = matrix(&at).and_then(|&id| self.graph.value(id).ty.shape.last().copied()).unwrap_or(1);
+            if of_activation().any(|row| row.takes_inputs(format, inputs)) {
                 return None;
             }
             let near = of_activation().find(|row| row.weights.contains(&format.number));
@@ -562,14 +563,19 @@ impl<'a> Scene<'a> {
                 Some(row) => (row.source.0.clone(), row.grade),
                 None => ("the target's file lists no format".to_owned(), Grade::Inferred),
             };
+            let multiple = near.filter(|row| row.takes(format)).and_then(|row| row.inputs_multiple_of);
+            let inputs = |text: String| multiple.map_or(text.clone(), |_| format!("{text}, {inputs} inputs"));
             Some(Misfit {
                 severity: Severity::Error,
                 code: Code::UnsupportedFormat,
                 rule: "formats".into(),
                 message: format!("weights in {format} are not taken with {} activations", precision.activation.name()),
                 unit: self.unit(at.op.name()),
-                limit: "a row of the target's table of formats".into(),
-                actual: format!("{} activations, {format} weights", precision.activation.name()),
+                limit: match multiple {
+                    None => "a row of the target's table of formats".into(),
+                    Some(of) => format!("inputs in multiples of {of} for this format"),
+                },
+                actual: inputs(format!("{} activations, {format} weights", precision.activation.name())),
                 why: None,
                 source,
                 grade,

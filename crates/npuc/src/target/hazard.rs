@@ -116,13 +116,13 @@ fn scores(graph: &Graph, op: &Op, args: &[ValueId]) -> Option<Danger> {
     })
 }
 
-/// Whether a value was last multiplied by a factor of magnitude 1 at most, through reshapes.
+/// Whether a value was last multiplied by a factor of magnitude 1 at most, before it was only moved.
 fn is_scaled(graph: &Graph, id: ValueId) -> bool {
     let Def::Op { op, args } = &graph.value(id).def else { return false };
     if let Op::Affine { scale, offset: 0.0 } = op {
         return scale.abs() <= 1.0;
     }
-    let moves = matches!(op, Op::Reshape { .. } | Op::Transpose { .. });
+    let moves = matches!(op, Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. });
     moves && args.first().is_some_and(|&arg| is_scaled(graph, arg))
 }
 

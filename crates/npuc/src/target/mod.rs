@@ -3,6 +3,7 @@
 //! Each chip is one file in `targets/`, compiled in; `--target ./my.toml` reads a user's own in the same form.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -65,6 +66,12 @@ pub struct Chip {
     /// The back end that builds for it; absent where npuc can only check.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub back_end: Option<BackEnd>,
+    /// Qualcomm's number of the chip, for the back end `qnn`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub soc_model: Option<u32>,
+    /// The memory beside the chip.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dram: Option<Dram>,
     /// How caches travel between its steps.
     pub protocol: CacheProtocol,
     /// What a mask holds where a position is hidden.
@@ -125,6 +132,18 @@ pub struct Generation {
     pub name: Text,
     /// The number that generations are compared by.
     pub major: u32,
+}
+
+/// The memory beside a chip.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Dram {
+    /// The most bytes a second that all units of the chip have together, with the fastest memory that it takes.
+    pub bytes_per_s: NonZeroU64,
+    /// Where the statement comes from.
+    pub source: Text,
+    /// How well it is founded.
+    pub grade: Grade,
 }
 
 /// A statement with its source.
@@ -209,6 +228,9 @@ pub struct FormatSupport {
     /// The sizes of groups that there may be.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<usize>,
+    /// What the inputs of a projection are a multiple of.
+    #[serde(default, rename = "inputs-multiple-of", skip_serializing_if = "Option::is_none")]
+    pub inputs_multiple_of: Option<usize>,
     /// Where the statement comes from.
     pub source: Text,
     /// How well it is founded.
@@ -216,7 +238,12 @@ pub struct FormatSupport {
 }
 
 impl FormatSupport {
-    /// Whether projections may have weights of that format.
+    /// Whether projections of that many inputs may have weights of that format.
+    pub fn takes_inputs(&self, format: WeightFormat, inputs: usize) -> bool {
+        self.takes(format) && self.inputs_multiple_of.is_none_or(|of| inputs.is_multiple_of(of))
+    }
+
+    /// Whether projections of some numbers of inputs may have weights of that format.
     pub fn takes(&self, format: WeightFormat) -> bool {
         let by_itself = format.number.is_float() || matches!(format.number, Number::Block(_));
         let granularity = match format.granularity {
@@ -271,9 +298,14 @@ impl Chip {
         self.places.iter().map(|place| place.rule.clone()).collect()
     }
 
-    /// Whether npuc builds operations on the CPU between files of the NPU: not between TFLite files in whole numbers.
+    /// Whether npuc builds operations on the CPU between files of the NPU: not between TFLite files in whole numbers, nor
+    /// between context binaries.
     pub fn builds_cpu_segments(&self, precision: &Precision) -> bool {
-        self.back_end != Some(BackEnd::Tflite) || precision.activation.is_float()
+        match self.back_end {
+            Some(BackEnd::Host) | None => true,
+            Some(BackEnd::Tflite) => precision.activation.is_float(),
+            Some(BackEnd::Qnn) => false,
+        }
     }
 
     /// Whether an NPU and a CPU share the work, so that operations can be placed.
@@ -287,7 +319,7 @@ impl Chip {
     pub fn port_bytes(&self, precision: &Precision) -> u64 {
         match self.back_end {
             Some(BackEnd::Tflite) if precision.activation.is_float() => 4,
-            Some(BackEnd::Tflite | BackEnd::Host) | None => precision.activation_bytes(),
+            Some(BackEnd::Tflite | BackEnd::Host | BackEnd::Qnn) | None => precision.activation_bytes(),
         }
     }
 

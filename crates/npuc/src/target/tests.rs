@@ -563,5 +563,5 @@ fn the_targets_brought_along() {
         assert_eq!(serde_json::from_value::<Chip>(json).unwrap(), **target, "{}", target.name);
     }
     assert_eq!(host().buildable().len(), Op::NAMES.len());
-    assert_eq!(find("sm8650").unwrap().back_end().unwrap_err().diagnostics()[0].code, Code::NoBackEnd);
+    assert_eq!(find("sl2610").unwrap().back_end().unwrap_err().diagnostics()[0].code, Code::NoBackEnd);
 }

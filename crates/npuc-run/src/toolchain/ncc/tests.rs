@@ -148,9 +148,9 @@ fn the_compiler_is_found_on_the_path() {
     let folder = tempfile::tempdir().unwrap();
     let ncc = stand_in(folder.path(), "");
     let path = std::env::join_paths([Path::new("/no/such/folder"), folder.path()]).unwrap();
-    assert_eq!(find_in(&path), Some(ncc.clone()));
+    assert_eq!(find_in(&path, PROGRAM), Some(ncc.clone()));
     fs::set_permissions(&ncc, fs::Permissions::from_mode(0o644)).unwrap();
-    assert_eq!(find_in(&path), None);
+    assert_eq!(find_in(&path, PROGRAM), None);
     let absent = compile(&ncc, &lines(&["a"]), &[], folder.path(), TIME_LIMIT, &mut |_| ());
     assert_eq!(absent.unwrap_err().diagnostics()[0].code, Code::ToolFailed);
 }

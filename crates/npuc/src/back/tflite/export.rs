@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 
 use super::{PASSES, PortScale, Storage, TfliteFile, contract, emit, ncc};
-use crate::back::{BackEnd, Emitted};
+use crate::back::{BackEnd, Emitted, EmittedFile};
 use crate::build::weight_types;
 use crate::bundle::write::{ExtraContent, ExtraFile};
 use crate::diag::{Code, Diagnostic, Result};
@@ -139,7 +139,12 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
         let checked = target::check(graph, &request.target, &request.question)?;
         let file = emit(&checked, &checkpoint.tensors, storage)?;
         let (graph, encodings) = hosted(checked.graph(), &file, storage, checkpoint, &mut host_weights)?;
-        graphs.push(Emitted { shape, graph, file: Some((format!("{stem}.tflite"), file)), encodings });
+        graphs.push(Emitted {
+            shape,
+            graph,
+            file: Some((format!("{stem}.tflite"), EmittedFile::Tflite(file))),
+            encodings,
+        });
         stems.entry(shape).or_default().push(stem);
     }
     check_boundaries(&graphs)?;
@@ -218,13 +223,13 @@ fn embedding(checkpoint: &Checkpoint, scale: Option<f32>) -> Result<ExtraFile> {
 
 /// The scale with which the first file takes embeddings; `None` in f32.
 fn first_scale(graphs: &[Emitted]) -> Option<f32> {
-    let (_, file) = graphs.iter().find_map(|graph| graph.file.as_ref())?;
+    let file = graphs.iter().find_map(Emitted::tflite)?;
     file.inputs().first()?.scale
 }
 
 /// The scale with which the last file gives scores; `None` in f32.
 fn logits_scale(graphs: &[Emitted]) -> Option<f32> {
-    let (_, file) = graphs.last()?.file.as_ref()?;
+    let file = graphs.last()?.tflite()?;
     file.outputs().first()?.scale
 }
 
@@ -233,15 +238,12 @@ fn check_boundaries(graphs: &[Emitted]) -> Result<()> {
     let name = Port::Hidden.to_string();
     let scale = |ports: &[PortScale]| ports.iter().find(|port| port.name == name).map(|port| port.scale);
     for pair in graphs.windows(2) {
-        let [Emitted { shape, file: Some((_, first)), .. }, Emitted { shape: next, file: Some((path, second)), .. }] =
-            pair
-        else {
-            continue;
-        };
+        let [before, after] = pair else { continue };
+        let (Some(first), Some(second)) = (before.tflite(), after.tflite()) else { continue };
         let (out, into) = (scale(first.outputs()), scale(second.inputs()));
-        if shape == next && out.is_some() && into.is_some() && out != into {
+        if before.shape == after.shape && out.is_some() && into.is_some() && out != into {
             let fault = Diagnostic::error(Code::BadRange, "two neighbouring parts have other scales where they meet");
-            let fault = fault.subject(path).need("one range of `hidden` on both sides");
+            let fault = fault.subject(&after.graph.name).need("one range of `hidden` on both sides");
             return Err(fault.have(format!("{out:?} and {into:?}")).into());
         }
     }

@@ -247,7 +247,7 @@ fn an_export_in_whole_numbers() {
         assert!(yaml.lines().any(|have| have == line), "{line} in\n{yaml}");
     }
     // The scale of the logits is in the file of the last chunk too.
-    let last = bytes(&graphs.last().unwrap().file.as_ref().unwrap().1);
+    let last = bytes(graphs.last().unwrap().tflite().unwrap());
     assert!(yaml.contains(&format!("modelOutputQuantScale: {}\n", scales(find(&last, "logits"))[0])));
     // A table beyond the range of its port.
     let mut narrow = ranges.clone();

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
+use crate::back::shell::{comment, quoted};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::model::StepShape;
 use crate::target::{Number, Precision, Question, Target};
@@ -238,18 +239,3 @@ compile() {
     exit 1
 }
 "#;
-
-/// A word of a shell. Between single quotes only the quote itself has a meaning.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=.,/".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
-/// Text for a line of comment.
-fn comment(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::back::rotary;
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, GraphBuilder, Op, Type, ValueId};
@@ -93,13 +94,7 @@ fn declare(g: &mut GraphBuilder, ports: &BTreeMap<Port, &Type>) -> Result<BTreeM
     if let Some(ty) = ports.get(&Port::Mask) {
         raw.push((Port::Mask, g.input(Port::Mask.to_string(), with_ones(2, ty))));
     }
-    let rotary = match (ports.get(&Port::RopeCos), ports.get(&Port::RopeSin)) {
-        (Some(cos), Some(sin)) if cos == sin && cos.shape.len() == 2 => {
-            Some((*cos, g.input("rotary", [1, 2, cos.shape[0], 2 * cos.shape[1]])))
-        }
-        (None, None) => None,
-        (Some(_), _) | (None, Some(_)) => return Err(missing("`rope_cos` and `rope_sin` of one shape")),
-    };
+    let rotary = rotary::declare(g, [Port::RopeCos, Port::RopeSin].map(|port| ports.get(&port).copied()))?;
     for kind in [StateKind::Key, StateKind::Value] {
         for (&port, ty) in ports.iter().filter(|(port, _)| matches!(port, Port::Past(k, _) if *k == kind)) {
             raw.push((port, g.input(port.to_string(), with_ones(1, ty))));
@@ -109,13 +104,9 @@ fn declare(g: &mut GraphBuilder, ports: &BTreeMap<Port, &Type>) -> Result<BTreeM
         let shape = ports[&port].shape.to_vec();
         given.insert(port, g.op(port.to_string(), Op::Reshape { shape }, &[value]));
     }
-    if let Some((ty, rotary)) = rotary {
-        for (start, port) in [Port::RopeCos, Port::RopeSin].into_iter().enumerate() {
-            let name = port.to_string();
-            let table = g.op(name.clone(), Op::Slice { axis: 1, start, len: 1 }, &[rotary]);
-            let half = g.op(name.clone(), Op::Slice { axis: 3, start: 0, len: ty.shape[1] }, &[table]);
-            given.insert(port, g.op(name, Op::Reshape { shape: ty.shape.to_vec() }, &[half]));
-        }
+    if let (Some(rotary), Some(ty)) = (rotary, ports.get(&Port::RopeCos)) {
+        let [cos, sin] = rotary::tables(g, rotary, ty);
+        given.extend([(Port::RopeCos, cos), (Port::RopeSin, sin)]);
     }
     Ok(given)
 }

@@ -57,7 +57,7 @@ fn refuse_attention(graph: &Graph, encodings: &Encodings) -> Result<()> {
             return Err(Diagnostic::error(Code::Misfit, "attention as a whole has no whole numbers")
                 .subject(&value.name)
                 .need("matrix products and a softmax")
-                .help("run the pass `decompose-attention` first")
+                .help("run the pass `decompose-attention` or `split-attention` first")
                 .into());
         }
     }

@@ -62,6 +62,9 @@ pub struct Scheme {
 enum Whole {
     U8,
     U16,
+    /// U16 with zero in the middle. Source: QNN's validation of a product of two activations in u16, whose second operand must
+    /// have the offset -32768 (met on v75; the emulation computes others too).
+    CentredU16,
     S16,
 }
 
@@ -71,6 +74,7 @@ impl Whole {
         match self {
             Whole::U8 => Steps { count: 255, symmetric: false },
             Whole::U16 => Steps { count: 65535, symmetric: false },
+            Whole::CentredU16 => Steps { count: 65534, symmetric: true },
             Whole::S16 => Steps { count: 65534, symmetric: true },
         }
     }
@@ -79,7 +83,7 @@ impl Whole {
     const fn unit(self) -> Encoding {
         match self {
             Whole::U8 => Encoding { scale: 1.0 / 256.0, offset: 0, low: 0, high: 255 },
-            Whole::U16 => Encoding { scale: 1.0 / 65536.0, offset: 0, low: 0, high: 65535 },
+            Whole::U16 | Whole::CentredU16 => Encoding { scale: 1.0 / 65536.0, offset: 0, low: 0, high: 65535 },
             Whole::S16 => Encoding::int16(1.0 / 32768.0),
         }
     }
@@ -101,7 +105,9 @@ impl Whole {
             return Err(fault.need(format!("steps of {SMALLEST_SCALE:e} to {LARGEST_SCALE:e}")).into());
         }
         if symmetric {
-            return Ok(Encoding::int16(scale));
+            let int16 = Encoding::int16(scale);
+            let centred = Encoding { offset: -32768, low: 0, high: 65535, ..int16 };
+            return Ok(if self == Whole::CentredU16 { centred } else { int16 });
         }
         Ok(Encoding { scale, offset: (low / scale).round() as i32, low: 0, high: count as i32 })
     }
@@ -174,6 +180,7 @@ fn float(graph: &Graph, ranges: &Ranges, scheme: &Scheme, is_cache: impl Fn(usiz
         Def::Weight => false,
         Def::Input if is_cache(index) => of_caches,
         Def::Op { op, .. } if is_cache(index) && moves(op) => of_caches,
+        Def::Input if value.name.parse() == Ok(Port::Hidden) => of_activations || scheme.float_residual,
         Def::Input => of_activations,
         Def::Op { .. } => of_activations || in_norms[index],
     };
@@ -207,9 +214,10 @@ impl Plan<'_> {
     fn whole(&self, cache: bool) -> Whole {
         match (cache, self.scheme.cache, self.scheme.activation) {
             (true, Cache::U8, _) => Whole::U8,
-            (true, Cache::U16, _) => Whole::U16,
+            (true, Cache::U16, _) => Whole::CentredU16,
             (true, Cache::F16, Activation::S16) | (false, _, Activation::S16) => Whole::S16,
-            (true, Cache::F16, _) | (false, _, Activation::U16 | Activation::F16 | Activation::F32) => Whole::U16,
+            (true, Cache::F16, _) => Whole::CentredU16,
+            (false, _, Activation::U16 | Activation::F16 | Activation::F32) => Whole::U16,
         }
     }
 
@@ -276,7 +284,10 @@ impl Plan<'_> {
         }
         if sums.is_empty() {
             let fault = Diagnostic::error(Code::Misfit, "the mask is added to no score");
-            return Err(fault.subject(Port::Mask.to_string()).help("run the pass `decompose-attention` first").into());
+            return Err(fault
+                .subject(Port::Mask.to_string())
+                .help("run the pass `decompose-attention` or `split-attention` first")
+                .into());
         }
         for (root, (low, high)) in sums {
             let name = &self.graph.values[root].name;
@@ -284,7 +295,7 @@ impl Plan<'_> {
                 root,
                 match whole {
                     Whole::S16 => whole.encoding(name, symmetric(low, high))?,
-                    Whole::U8 | Whole::U16 => {
+                    Whole::U8 | Whole::U16 | Whole::CentredU16 => {
                         // A step less, so that the low end can be a whole step and `high` is still within.
                         let scale = (high - low) / 65534.0;
                         let known = whole.encoding(name, (low, high))?;
@@ -299,7 +310,7 @@ impl Plan<'_> {
                 groups.root(mask),
                 match whole {
                     Whole::S16 => Encoding::int16(deepest / 32768.0),
-                    Whole::U8 | Whole::U16 => {
+                    Whole::U8 | Whole::U16 | Whole::CentredU16 => {
                         Encoding { scale: deepest / 65535.0, offset: -65535, low: 0, high: 65535 }
                     }
                 },

@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{MASK_MARGIN, Method, Ranges, Recorder, Steps};
+use super::super::{MASK_MARGIN, Method, Ranges, Recorder, Steps, keys, moves};
 use super::*;
-use crate::ir::{GraphBuilder, Op, ValueId};
+use crate::build::weight_types;
+use crate::exec::Executor;
+use crate::front::{self, ModelConfig};
+use crate::ir::{Def, GraphBuilder, Op, ValueId};
+use crate::model::{self, CacheProtocol, Port};
+use crate::pass::{self, Pass};
 
 const U16: Scheme =
     Scheme { activation: Activation::U16, cache: Cache::U8, method: Method::MinMax, float_residual: false };
@@ -244,14 +249,106 @@ fn caches_and_tables_have_their_own_numbers() {
         let known: Vec<Encoding> = [past, new, both].into_iter().filter_map(|value| encodings.get(value)).collect();
         assert!(known.iter().all(|encoding| Some(encoding.high) == high && *encoding == known[0]), "{scheme:?}");
         assert_eq!(known.is_empty(), high.is_none(), "{scheme:?}");
-        if high.is_some() {
+        if let Some(largest) = high {
+            // 16 bits have their zero in the middle.
+            let top = if largest == 65535 { 5.0 } else { 3.0 };
             let (low, high) = (known[0].real(known[0].low), known[0].real(known[0].high));
-            assert!((low + 5.0).abs() < 0.02 && (high - 3.0).abs() < 0.02, "{scheme:?}: {low} {high}");
+            assert!((low + 5.0).abs() < 0.02 && (high - top).abs() < 0.02, "{scheme:?}: {low} {high}");
+            assert!(largest == 255 || known[0].offset == -32768, "{scheme:?}");
         }
         let table = encodings.get(cos).map(|encoding| (encoding.real(encoding.low), encoding.real(encoding.high)));
         match activation {
             Activation::U16 => assert!(table.is_some_and(|(l, h)| (l + 1.0).abs() < 4e-5 && (h - 1.0).abs() < 4e-5)),
             Activation::S16 | Activation::F16 | Activation::F32 => assert_eq!(table, None),
+        }
+    }
+}
+
+/// The values that hold a cache's numbers, found on their own: from past rows down through joins and cuts, and from new rows up to
+/// what computes them.
+fn in_caches(graph: &Graph) -> Vec<bool> {
+    let is = |name: &str, wanted: fn(&Port) -> bool| name.parse().is_ok_and(|port| wanted(&port));
+    let mut held: Vec<bool> = Vec::new();
+    for value in &graph.values {
+        held.push(match &value.def {
+            Def::Input => is(&value.name, |port| matches!(port, Port::Past(..))),
+            Def::Weight => false,
+            Def::Op { op, args } => moves(op) && args.iter().any(|arg| held[arg.index()]),
+        });
+    }
+    for output in graph.outputs.iter().filter(|output| is(&output.name, |port| matches!(port, Port::New(..)))) {
+        let mut next = Some(output.value);
+        while let Some(id) = next {
+            held[id.index()] = true;
+            next = match &graph.value(id).def {
+                Def::Op { op, args } if moves(op) => Some(args[0]),
+                Def::Op { .. } | Def::Input | Def::Weight => None,
+            };
+        }
+    }
+    held
+}
+
+/// Attention head by head has keys and encodings of each head, the same in all step shapes; the numbers of caches reach the matrices
+/// of every head and nothing else.
+#[test]
+fn heads_have_their_own_encodings() {
+    for name in ["qwen3-bf16", "llama-gqa3-q4_1.gguf", "llama-biases-f32"] {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints").join(name);
+        let checkpoint = front::open(&path).unwrap();
+        let ModelConfig::Llama(config) = &checkpoint.config;
+        let of_shape = |shape: &str| {
+            let (shape, types) = (shape.parse().unwrap(), weight_types(&checkpoint.tensors));
+            let graph = model::build_step(&checkpoint.config, &types, shape, CacheProtocol::Append).unwrap();
+            let passes = [Pass::SplitAttention, Pass::DecomposeSilu, Pass::Simplify];
+            pass::run(graph, &passes, |_, _, _| {}).unwrap()
+        };
+        let graphs = ["8t32c", "1t32c"].map(of_shape);
+        let mut ranges = Ranges::default();
+        for graph in &graphs {
+            let mut executor = Executor::new(graph, &checkpoint.tensors, &[]).unwrap();
+            let inputs: Vec<Vec<f32>> =
+                executor.inputs().map(|(name, len)| bell(len, name.len() as u64 + len as u64)).collect();
+            let mut recorder = Recorder::new(graph);
+            executor.run_observed(&[&inputs], &mut |value, elements| recorder.see(value, elements));
+            ranges.join(&recorder.ranges().unwrap());
+        }
+        let products = ranges.keys().filter(|key| key.contains("/matmul.")).count();
+        assert_eq!(products, config.layers * config.heads * 2, "{name}");
+        for cache in [Cache::U8, Cache::U16, Cache::F16] {
+            let scheme = Scheme { cache, ..U16 };
+            let of = |graph: &Graph| qualcomm(graph, &ranges, &checkpoint.tensors, &scheme).unwrap();
+            let encodings = graphs.each_ref().map(of);
+            let by_key = |place: usize| -> BTreeMap<String, Option<Encoding>> {
+                let keys = keys(&graphs[place]);
+                graphs[place].ids().zip(keys).filter_map(|(id, key)| Some((key?, encodings[place].get(id)))).collect()
+            };
+            assert_eq!(by_key(0), by_key(1), "{name} {cache:?}");
+            graphs.iter().zip(&encodings).for_each(|(graph, encodings)| check_heads(graph, encodings, cache));
+        }
+    }
+}
+
+fn check_heads(graph: &Graph, encodings: &Encodings, cache: Cache) {
+    for ((id, value), held) in graph.ids().zip(&graph.values).zip(in_caches(graph)) {
+        let Some(encoding) = encodings.get(id) else { continue };
+        let computed = matches!(&value.def, Def::Op { op, .. } if !moves(op));
+        assert_eq!(encodings.float(id), held && cache == Cache::F16 && !computed, "{id} of {}\n{graph}", value.name);
+        let high = if held && cache == Cache::U8 { 255 } else { 65535 };
+        assert_eq!(encoding.high, high, "{id} of {} {cache:?}\n{graph}", value.name);
+        match &value.def {
+            Def::Op { op: Op::Softmax {}, .. } => assert_eq!((encoding.scale, encoding.offset), (1.0 / 65536.0, 0)),
+            Def::Op { op: Op::Add {}, args } if encodings.masked(id) => {
+                let scores = encodings.get(args[0]).unwrap();
+                let (low, high) = (scores.real(scores.low) - MASK_MARGIN, scores.real(scores.high));
+                let (lowest, highest) = (encoding.real(encoding.low), encoding.real(encoding.high));
+                assert!(lowest <= low && (highest - high).abs() <= 2.0 * encoding.scale, "{id}: {low} {lowest}");
+            }
+            Def::Op { op: Op::Slice { axis: 0, .. } | Op::Concat { .. }, args } => {
+                let same = args.iter().all(|arg| encodings.get(*arg).is_none_or(|other| other == encoding));
+                assert!(same, "{id} of {}", value.name);
+            }
+            Def::Input | Def::Weight | Def::Op { .. } => {}
         }
     }
 }

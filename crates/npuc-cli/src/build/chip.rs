@@ -1,0 +1,105 @@
+//! What builds for all chips share: flags that have no use, mends, text for ranges, ranges.
+
+use std::time::Instant;
+
+use npuc::bundle::CalibrationRecord;
+use npuc::diag::Severity;
+use npuc::fit::Request;
+use npuc::front::Checkpoint;
+use npuc::mend::{Mended, mend};
+use npuc::model::Part;
+use npuc::quant::Ranges;
+use npuc::{Code, Diagnostic, Error, Result, fit};
+use npuc_run::calibrate::calibrate;
+use npuc_run::corpus::{Amount, Corpus};
+use serde::Serialize;
+
+use super::ms;
+use crate::args::{BuildArgs, threads};
+use crate::output::Output;
+use crate::recipe::Prepared;
+
+/// What of a file ranges are taken from, at most.
+const RANGES_OF_FILE: Amount = Amount { samples: 32, tokens: 128 };
+/// What the model writes by itself for ranges.
+const RANGES_OF_MODEL: Amount = Amount { samples: 4, tokens: 128 };
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[serde(transparent)]
+pub(super) struct Milliseconds(pub(super) f64);
+
+impl Milliseconds {
+    /// The result of some work, whose time it keeps.
+    pub(super) fn measure<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = work();
+        self.0 = ms(start);
+        result
+    }
+}
+
+/// The request as it fits, mended unless the user does not want that.
+pub(super) fn fitted(args: &BuildArgs, checkpoint: &Checkpoint, asked: &Request) -> Result<Mended> {
+    let weights = Some(&checkpoint.tensors);
+    let mended = if args.chip.no_fix {
+        let fit = fit::fit(&checkpoint.config, weights, asked)?;
+        Mended { request: asked.clone(), applied: Vec::new(), fit }
+    } else {
+        mend(&checkpoint.config, weights, asked, args.chip.fix.into())?
+    };
+    if !mended.fit.bills.is_empty() && !mended.request.question.precision.activation.is_float() {
+        return Err(cpu_between_integers(&mended.request));
+    }
+    let errors = mended.fit.misfits.iter().filter(|misfit| misfit.severity == Severity::Error);
+    Error::check(errors.map(npuc::target::Misfit::diagnostic).collect())?;
+    Ok(mended)
+}
+
+/// Integer files cannot have operations between them yet; this is known before any work is done.
+fn cpu_between_integers(request: &Request) -> Error {
+    let rules: Vec<String> = request.placement.iter().map(|rule| format!("--place {rule}")).collect();
+    Diagnostic::error(Code::Misfit, "npuc cannot put operations on the CPU between files in whole numbers yet")
+        .subject(rules.join(" "))
+        .need("all operations on the NPU, or a float precision")
+        .have(format!("{} on {}", request.question.precision.name, request.target.name))
+        .help("use --precision FP, or a chip that takes every operation")
+        .into()
+}
+
+/// The text that ranges are taken from: that of the recipe, or as much as ranges need.
+pub(super) fn calibration(args: &BuildArgs, checkpoint: &Checkpoint, prepared: Option<&Prepared>) -> Result<Corpus> {
+    if let Some(corpus) = prepared.and_then(|prepared| prepared.corpus.clone()) {
+        return Ok(corpus);
+    }
+    match &args.how.calibration {
+        Some(path) => Corpus::of_file(path, checkpoint, RANGES_OF_FILE),
+        None => Corpus::of_model(checkpoint, RANGES_OF_MODEL, threads(None)),
+    }
+}
+
+/// The ranges of every part, and what they were taken from.
+pub(super) fn calibrated(
+    checkpoint: &Checkpoint,
+    request: &Request,
+    parts: &[Part],
+    text: Corpus,
+    output: Output,
+) -> Result<(Vec<Ranges>, Option<CalibrationRecord>)> {
+    let spinner = output.spinner("calibrating");
+    // The whole text, for which weights may have been rounded; ranges take as much of it as they need.
+    let record = text.record();
+    let text = text.first_tokens(RANGES_OF_FILE.samples * RANGES_OF_FILE.tokens);
+    let ranges = calibrate(checkpoint, request, parts, &text.sequences, threads(None))?;
+    drop(spinner);
+    Ok((ranges, Some(record)))
+}
+
+/// Flags that would change nothing are a misunderstanding, not a wish.
+pub(super) fn refuse_host_flags(args: &BuildArgs) -> Result<()> {
+    let idle = [("--passes", args.passes.is_some()), ("--dump-after", args.dump_after.is_some())];
+    let faults = idle.into_iter().filter(|(_, idle)| *idle).map(|(flag, _)| {
+        let fault = Diagnostic::error(Code::BadArgument, format!("{flag} is for builds for this machine"));
+        fault.help("the bundle holds every graph as IR text in graphs/")
+    });
+    Error::check(faults.collect())
+}

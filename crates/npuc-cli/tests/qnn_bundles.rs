@@ -1,0 +1,174 @@
+//! Whole small models: built for Qualcomm's chips by the program, then computed in the vendor's emulation and, in the same
+//! numbers, by the host. The models are fixtures and two layers of SmolLM2 with its own weights and a slice of its vocabulary.
+//! Libraries and SmolLM2 are fetched with pip on first use.
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use half::f16;
+use npuc::bundle;
+use npuc::exec::to_f32;
+use npuc::front::{self, ModelConfig};
+use npuc::{Code, Tensor};
+use npuc_run::contexts;
+use npuc_run::device::qnn::{Qnn, Start};
+use npuc_run::program::Program;
+use npuc_run::session::Session;
+use npuc_run::toolchain::{Tool, install};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, serialize};
+use serde_json::json;
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// The tokens of the cut's vocabulary.
+const VOCAB: usize = 1024;
+
+fn start() -> Qnn {
+    let libraries = install(Tool::Qnn, &mut |line| eprintln!("{line}"));
+    let libraries = libraries.unwrap_or_else(|e| panic!("these tests need Qualcomm's libraries:\n{e}")).libraries();
+    let (program, args) = (Path::new(env!("CARGO_BIN_EXE_npuc")), [OsString::from("qnn-worker")]);
+    Qnn::start(&Start { program, args: &args, libraries: &libraries, limit: LIMIT, log: None }).unwrap()
+}
+
+/// Two layers of SmolLM2 and the first rows of its table, as a Hugging Face folder in f16.
+fn cut(folder: &Path) {
+    let path = npuc_fetch::models::smollm2(&mut |line| eprintln!("{line}")).unwrap_or_else(|e| panic!("{e}"));
+    let checkpoint = front::open(&path).unwrap();
+    let ModelConfig::Llama(config) = &checkpoint.config;
+    let kept =
+        |name: &str| !name.starts_with("layers.") || name.starts_with("layers.0.") || name.starts_with("layers.1.");
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (name, tensor) in checkpoint.tensors.iter().filter(|(name, _)| kept(name)) {
+        let rows = if name.starts_with("embed_tokens") { VOCAB } else { tensor.shape[0] };
+        let tensor: Tensor = tensor.materialized().rows(0..rows).unwrap_or_else(|| tensor.clone());
+        let bytes = to_f32(&tensor).iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+        tensors.push((format!("model.{name}"), tensor.shape.to_vec(), bytes));
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, dims, data)| (name.as_str(), TensorView::new(Dtype::F16, dims.clone(), data).unwrap()));
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": config.hidden,
+        "intermediate_size": config.ffn, "num_hidden_layers": 2, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "vocab_size": VOCAB,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "hidden_act": "silu",
+        "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2,
+    });
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+}
+
+fn build(model: &Path, target: &str, flags: &[&str], bundle: &Path) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_npuc"));
+    command
+        .arg("build")
+        .arg(model)
+        .args(["--target", target, "--shapes", "32t64c,1t64c", "-o"])
+        .arg(bundle)
+        .args(flags);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} {target} {flags:?}: {said}", model.display());
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// The least cosine of the scores of two sessions over a prompt longer than the prefill step, so that a part of it is padding
+/// and the cache is filled, eight tokens after it, and the rest up to the whole capacity.
+fn least_cosine(host: &mut Session, emulated: &mut Session) -> f64 {
+    let vocab = host.vocab();
+    let ids: Vec<u32> = (0..host.capacity()).map(|i| ((i * 7919 + 11) % vocab) as u32).collect();
+    let (prompt, rest) = ids.split_at(40);
+    let (decoded, last) = rest.split_at(8);
+    let mut scores = [Vec::new(), Vec::new()];
+    for (session, scores) in [host, emulated].into_iter().zip(&mut scores) {
+        session.feed(prompt, |row| scores.push(row.to_vec())).unwrap();
+        for &id in decoded {
+            session.decode(id).unwrap();
+            scores.push(session.logits().unwrap().to_vec());
+        }
+        session.feed(last, |row| scores.push(row.to_vec())).unwrap();
+        let full = session.decode(ids[0]).unwrap_err();
+        assert_eq!(full.diagnostics()[0].code, Code::ContextExceeded);
+    }
+    let [host, emulated] = scores;
+    assert_eq!((host.len(), emulated.len()), (64, 64));
+    host.iter().zip(&emulated).map(|(a, b)| cosine(a, b)).fold(1.0, f64::min)
+}
+
+/// Builds, reads back what was made, and computes it in emulation and on the host.
+fn check(model: &Path, target: &str, flags: &[&str], layers: usize, contexts_expected: usize) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("bundle");
+    build(model, target, flags, &path);
+    let manifest = bundle::manifest(&path).unwrap();
+    let soc = npuc::target::find(target).unwrap().soc_model.unwrap();
+    assert_eq!(manifest.contexts.len(), contexts_expected, "{flags:?}");
+    let mut qnn = start();
+    for (part, context) in manifest.contexts.iter().enumerate() {
+        assert_eq!(context.graphs, [format!("model.{part}.s32"), format!("model.{part}.s1")]);
+        assert_eq!((context.soc_model, context.bytes), (soc, fs::metadata(path.join(&context.file)).unwrap().len()));
+    }
+    let requests = contexts::requests(&path, &manifest, soc, true).unwrap();
+    let made: Vec<_> = requests.iter().map(|request| qnn.prepare(request, &mut |_| ()).unwrap()).collect();
+    let ports =
+        |count: fn(&npuc_run::device::qnn::Graph) -> usize| made.iter().map(|c| count(&c.graphs[0])).sum::<usize>();
+    // Every context has the mask and the rotary table, and one port for what enters and one for what leaves.
+    assert_eq!(ports(|graph| graph.inputs.len()), 2 * layers + 3 * contexts_expected);
+    assert_eq!(ports(|graph| graph.outputs.len()), 2 * layers + contexts_expected);
+    let program = Program::open(&path, None).unwrap();
+    let mut host = Session::new(&program, 2, &[]).unwrap();
+    let mut emulated = Session::on_qnn(&program, made, qnn).unwrap();
+    let cosine = least_cosine(&mut host, &mut emulated);
+    eprintln!("{} {target} {flags:?}: least cosine {cosine:.7}", model.display());
+    assert!(cosine >= 0.999, "{} {target} {flags:?}: {cosine}", model.display());
+}
+
+const U16: [&str; 8] = ["--recipe", "w4a16-lpbq-g32", "--quality", "fast", "--samples", "2", "--tokens", "48"];
+const F16: [&str; 4] = ["--recipe", "f16-bw4-g32", "--quality", "fast"];
+
+#[test]
+fn two_layers_of_smollm2() {
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("cut");
+    cut(&model);
+    for target in ["sm8650", "sm8750"] {
+        check(&model, target, &U16, 2, 1);
+        check(&model, target, &F16, 2, 1);
+    }
+    check(&model, "sm8650", &[&U16[..], &["--attention", "split-head"]].concat(), 2, 1);
+    check(&model, "sm8650", &[&U16[..], &["--contexts", "2"]].concat(), 2, 2);
+    check(&model, "sm8650", &[&F16[..], &["--contexts", "1,1"]].concat(), 2, 2);
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints").join(name)
+}
+
+#[test]
+fn models_of_other_shapes() {
+    let whole = ["--recipe", "w8a16", "--quality", "fast", "--samples", "2", "--tokens", "48"];
+    for (name, layers, flags) in [
+        // Biases; norms of queries and keys with heads of 24; no tie and one key/value head.
+        ("qwen2-bf16", 2, &U16[..]),
+        ("qwen2-bf16", 2, &F16),
+        ("qwen3-bf16", 2, &U16),
+        ("qwen3-bf16", 2, &F16),
+        ("mistral-bf16", 2, &whole),
+        ("llama3-old-bf16", 2, &["--recipe", "f16"]),
+        // Blocks of 32 pass as they are stored.
+        ("llama-gqa3-q4_1.gguf", 3, &["--recipe", "f16-bw4-g32", "--quality", "fast"]),
+    ] {
+        check(&data(name), "sm8650", flags, layers, 1);
+    }
+}

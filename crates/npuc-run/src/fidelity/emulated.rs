@@ -1,0 +1,138 @@
+//! A bundle's graphs in Qualcomm's emulation beside the host: every value of a step, from the same inputs.
+//!
+//! The emulation gives what leaves a graph alone, so every value of the description leaves here. Each graph begins with the
+//! host's inputs: what is told of it is its own.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use npuc::back::qnn::Description;
+use npuc::back::qnn::description::Role;
+use npuc::bundle::Manifest;
+use npuc::ir::{Def, Graph, Op, ValueId};
+use npuc::{Code, Diagnostic, Result};
+
+use super::trace::{Difference, Distance, Where};
+use crate::contexts;
+use crate::device::host::{Observer, thread_pool};
+use crate::device::qnn::{Prepare, Qnn};
+use crate::program::{Program, Segment};
+use crate::session::Session;
+
+/// The elements of every value of a graph, as the host computes them.
+type Seen = Arc<Mutex<Vec<Vec<f32>>>>;
+
+/// How far the values in emulation are from the host's in the step of as many tokens as there are ids, in the order of the
+/// computation. `soc` is the chip's number, `folder` the bundle.
+///
+/// Errors: no step of as many tokens; what the libraries refuse.
+pub fn emulated(
+    program: &Program,
+    (folder, manifest): (&Path, &Manifest),
+    soc: u32,
+    qnn: &mut Qnn,
+    ids: &[u32],
+    threads: usize,
+) -> Result<Vec<Difference>> {
+    let place = program.steps.iter().position(|step| step.shape.tokens == ids.len()).ok_or_else(|| {
+        let tokens: Vec<String> = program.steps.iter().map(|step| step.shape.tokens.to_string()).collect();
+        let fault = Diagnostic::error(Code::BadArgument, "no step of the bundle takes as many tokens");
+        fault.need(tokens.join(", ")).have(ids.len())
+    })?;
+    let steps: Vec<&crate::program::Step> = program.steps.iter().collect();
+    let seen = |segment: &Segment| Arc::new(Mutex::new(vec![Vec::new(); segment.graph.values.len()]));
+    let of_step: Vec<Seen> = steps[place].segments.iter().map(seen).collect();
+    let mut host = Session::observed(program, &steps, &thread_pool(threads)?, |step, segment| {
+        let seen = (step == place).then(|| Arc::clone(&of_step[segment]));
+        let observer: Observer = Box::new(move |id: ValueId, elements: &[f32]| {
+            if let Some(seen) = &seen {
+                seen.lock().unwrap_or_else(PoisonError::into_inner)[id.index()] = elements.to_vec();
+            }
+        });
+        observer
+    })?;
+    host.feed(ids, |_| {})?;
+    let requests = contexts::requests(folder, manifest, soc, false)?;
+    let mut differences = Vec::new();
+    for ((segment, request), seen) in steps[place].segments.iter().zip(requests).zip(&of_step) {
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut request = request;
+        request.descriptions = segment.emitted.iter().cloned().collect();
+        differences.extend(of_graph(&segment.graph, &seen, request, qnn)?);
+    }
+    Ok(differences)
+}
+
+/// The differences of one graph.
+fn of_graph(graph: &Graph, seen: &[Vec<f32>], request: Prepare, qnn: &mut Qnn) -> Result<Vec<Difference>> {
+    let unwritable = |e: std::io::Error| {
+        Diagnostic::error(Code::Unwritable, format!("cannot write a description: {e}"))
+            .help("set TMPDIR to a folder with free space")
+    };
+    let open = described(&request)?;
+    let file = tempfile::NamedTempFile::new().map_err(unwritable)?;
+    std::fs::write(file.path(), open.to_text()).map_err(unwritable)?;
+    let request = Prepare { descriptions: vec![file.path().to_path_buf()], ..request };
+    let context = qnn.prepare(&request, &mut |_| ())?;
+    let fault = |message: &str, name: &str| Diagnostic::error(Code::BadBundle, message).subject(name);
+    let input = |name: &str| {
+        let at = graph.values.iter().position(|value| value.def == Def::Input && value.name == name);
+        Ok(at.map(|at| seen[at].as_slice()).ok_or_else(|| fault("a graph lacks an input of its description", name))?)
+    };
+    let inputs = context.graphs[0].inputs.iter().map(|port| input(&port.name)).collect::<Result<Vec<&[f32]>>>()?;
+    let results = qnn.run(&context, 0, &inputs)?;
+    let mut differences: Vec<Difference> = Vec::new();
+    for (port, elements) in context.graphs[0].outputs.iter().zip(&results) {
+        let Some(id) = value_of(graph, &port.name) else { continue };
+        let expected = &seen[id.index()];
+        if expected.len() == elements.len() {
+            differences.push(Difference { at: place_of(graph, id), distance: Distance::of(expected, elements) });
+        }
+    }
+    qnn.free(context)?;
+    differences.sort_by_key(|difference| difference.at.model);
+    Ok(differences)
+}
+
+/// The description with all of its values as ports that leave.
+fn described(request: &Prepare) -> Result<Description> {
+    let path = request
+        .descriptions
+        .first()
+        .ok_or_else(|| Diagnostic::error(Code::BadBundle, "a graph of the bundle has no description for QNN"))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path))?;
+    let mut description = Description::parse(&text).map_err(|e| e.in_file(path))?;
+    for tensor in description.tensors.iter_mut().filter(|tensor| tensor.role == Role::Native) {
+        tensor.role = Role::Output;
+    }
+    Ok(description)
+}
+
+/// The value that a tensor holds in the numbers in which it is computed: `<path>/<operation>.<value>`, or a port.
+fn value_of(graph: &Graph, name: &str) -> Option<ValueId> {
+    if let Some(output) = graph.outputs.iter().find(|output| output.name == name) {
+        return Some(output.value);
+    }
+    let number: u32 = name.rsplit_once('.')?.1.parse().ok()?;
+    let value = graph.values.get(number as usize)?;
+    let Def::Op { op, .. } = &value.def else { return None };
+    (name == format!("{}/{}.{number}", value.name, op.name())).then_some(ValueId(number))
+}
+
+fn place_of(graph: &Graph, id: ValueId) -> Where {
+    let value = graph.value(id);
+    let op = match &value.def {
+        Def::Op { op, .. } => Op::name(op),
+        Def::Input | Def::Weight => "port",
+    };
+    Where {
+        path: value.name.clone(),
+        op,
+        shape: value.ty.shape.to_vec(),
+        reference: id.0,
+        model: id.0,
+        reference_graph: graph.name.clone(),
+        model_graph: graph.name.clone(),
+    }
+}
