@@ -154,10 +154,11 @@ fn compare(
     for (step, ids) in [first].into_iter().chain(rest[..args.steps].chunks(1)).enumerate() {
         let differences = tracer.step(ids)?;
         let unpaired = tracer.unpaired(ids.len()).unwrap_or(Unpaired { reference: 0, model: 0 });
-        let judged = judged(args, step, first_position, ids.len(), &differences, (reference, model));
-        steps.push(Step { unpaired, ..judged.0 });
-        if judged.1.is_some() {
-            return Ok((steps, judged.1));
+        let step = Step::of(step, first_position, ids.len(), unpaired);
+        let (step, parting) = judged(args, step, &differences, (reference, model));
+        steps.push(step);
+        if parting.is_some() {
+            return Ok((steps, parting));
         }
         first_position += ids.len();
     }
@@ -178,31 +179,35 @@ fn compare_emulated(args: &DiffArgs, program: &Program, ids: &[u32]) -> Result<(
     let ids = &ids[..tokens.max().unwrap_or(1).min(ids.len())];
     let mut qnn = session::start_qnn(None)?;
     let bundle = (args.model.as_path(), &manifest);
-    let differences = emulated(program, bundle, soc, &mut qnn, ids, threads(args.threads))?;
-    let (step, parting) = judged(args, 0, 0, ids.len(), &differences, (program, program));
-    let unpaired = Unpaired { reference: 0, model: 0 };
-    Ok((vec![Step { unpaired, ..step }], parting))
+    let (differences, alone) = emulated(program, bundle, soc, &mut qnn, ids, threads(args.threads))?;
+    let step = Step::of(0, 0, ids.len(), Unpaired { reference: alone, model: 0 });
+    let (step, parting) = judged(args, step, &differences, (program, program));
+    Ok((vec![step], parting))
 }
 
-/// What a step's differences come to: the lowest ratio, and the first below the threshold.
+impl Step {
+    /// A step whose values are not compared yet.
+    fn of(step: usize, first_position: usize, tokens: usize, unpaired: Unpaired) -> Step {
+        Step { step, first_position, tokens, values: 0, least_sqnr_db: None, unpaired }
+    }
+}
+
+/// A step with what its differences come to: the lowest ratio, and the first value below the threshold.
 fn judged(
     args: &DiffArgs,
-    step: usize,
-    first_position: usize,
-    tokens: usize,
+    step: Step,
     differences: &[Difference],
     (reference, model): (&Program, &Program),
 ) -> (Step, Option<Parting>) {
     let least = differences.iter().map(|d| d.distance.sqnr_db()).fold(f64::INFINITY, f64::min);
     let least_sqnr_db = Some(least).filter(|db| db.is_finite());
-    let unpaired = Unpaired { reference: 0, model: 0 };
-    let summary = Step { step, first_position, tokens, values: differences.len(), least_sqnr_db, unpaired };
     let value = |difference: &Difference| Value::new(difference, reference, model);
     let parting = differences.iter().position(|d| d.distance.sqnr_db() < args.threshold_db).map(|at| {
         let before = differences[at.saturating_sub(BEFORE)..at].iter().map(value).collect();
+        let Step { step, first_position, tokens, .. } = step;
         Parting { step, first_position, tokens, value: value(&differences[at]), before }
     });
-    (summary, parting)
+    (Step { values: differences.len(), least_sqnr_db, ..step }, parting)
 }
 
 impl Value {

@@ -96,7 +96,7 @@ fn pushed(folder: &Path, manifest: &Manifest) -> Result<Pushed> {
     let files = manifest.files.iter().map(|file| (file.path.clone(), file.bytes));
     Ok(Pushed {
         files: files.chain([(MANIFEST.to_owned(), own.len())]).collect(),
-        build_id: manifest.contexts.iter().map(|context| context.build_id.clone()).max(),
+        build_id: manifest.contexts.first().map(|context| context.build_id.clone()),
         target: target.name.clone(),
         chips: target.chips.clone(),
         arch,

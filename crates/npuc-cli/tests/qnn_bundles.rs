@@ -10,12 +10,16 @@ use std::process::Command;
 use std::time::Duration;
 
 use half::f16;
+use npuc::back::qnn::Description;
+use npuc::back::qnn::description::Param;
 use npuc::bundle;
 use npuc::exec::to_f32;
 use npuc::front::{self, ModelConfig};
+use npuc::ir::Def;
 use npuc::{Code, Tensor};
 use npuc_run::contexts;
-use npuc_run::device::qnn::{Qnn, Start};
+use npuc_run::device::qnn::{Context, Qnn, Start};
+use npuc_run::fidelity::emulated;
 use npuc_run::program::Program;
 use npuc_run::session::Session;
 use npuc_run::toolchain::{Tool, install};
@@ -171,4 +175,65 @@ fn models_of_other_shapes() {
     ] {
         check(&data(name), "sm8650", flags, layers, 1);
     }
+}
+
+/// A bundle of a small model in half precision.
+fn half_bundle(folder: &TempDir, flags: &[&str]) -> PathBuf {
+    let path = folder.path().join("bundle");
+    build(&data("qwen3-bf16"), "sm8650", &[&["--recipe", "f16"], flags].concat(), &path);
+    path
+}
+
+/// What the emulation computes otherwise than this machine is led back to the operation.
+#[test]
+fn the_first_wrong_value_is_found() {
+    let folder = TempDir::new().unwrap();
+    let path = half_bundle(&folder, &[]);
+    let manifest = bundle::manifest(&path).unwrap();
+    let mut program = Program::open(&path, None).unwrap();
+    let ids: Vec<u32> = (0..32).map(|i| i * 37 % 320).collect();
+    let bundle = (path.as_path(), &manifest);
+    let mut qnn = start();
+    let (good, alone) = emulated(&program, bundle, 57, &mut qnn, &ids, 2).unwrap();
+    let computed = |def: &Def| matches!(def, Def::Op { .. });
+    let values = &program.steps[0].segments[0].graph.values;
+    assert_eq!(good.len() + alone, values.iter().filter(|value| computed(&value.def)).count());
+    assert!(good.iter().all(|difference| difference.distance.sqnr_db() >= 30.0), "{good:?}");
+
+    let emitted = program.steps[0].segments[0].emitted.clone().unwrap();
+    let mut description = Description::parse(&fs::read_to_string(emitted).unwrap()).unwrap();
+    let wrong = description.nodes.iter_mut().rfind(|node| node.op == "Softmax").unwrap();
+    wrong.params.push(("beta".into(), Param::F32(0.5)));
+    let name = wrong.name.clone();
+    let changed = folder.path().join("changed.json");
+    fs::write(&changed, description.to_text()).unwrap();
+    program.steps[0].segments[0].emitted = Some(changed);
+    let (found, _) = emulated(&program, bundle, 57, &mut qnn, &ids, 2).unwrap();
+    let first = found.iter().find(|difference| difference.distance.sqnr_db() < 30.0).unwrap();
+    assert_eq!(format!("{}/{}.{}", first.at.path, first.at.op, first.at.model), name);
+}
+
+/// A twin that is loaded computes what graphs do that are prepared anew.
+#[test]
+fn twins_load_and_compute_the_same() {
+    let folder = TempDir::new().unwrap();
+    let path = half_bundle(&folder, &["--twins"]);
+    let manifest = bundle::manifest(&path).unwrap();
+    let shared: Vec<bool> = manifest.contexts.iter().map(|context| context.shared).collect();
+    assert_eq!(shared, [true, false]);
+    let program = Program::open(&path, None).unwrap();
+    let scores = |contexts: &dyn Fn(&mut Qnn) -> Vec<Context>| {
+        let mut qnn = start();
+        let contexts = contexts(&mut qnn);
+        let mut session = Session::on_qnn(&program, contexts, qnn).unwrap();
+        let mut scores = Vec::new();
+        session.feed(&(0..33).collect::<Vec<u32>>(), |row| scores.extend_from_slice(row)).unwrap();
+        scores
+    };
+    let loaded = scores(&|qnn| contexts::emulated(&path, &manifest, 57, qnn).unwrap());
+    let prepared = scores(&|qnn| {
+        let requests = contexts::requests(&path, &manifest, 57, true).unwrap();
+        requests.iter().map(|request| qnn.prepare(request, &mut |_| ()).unwrap()).collect()
+    });
+    assert!(loaded == prepared && loaded.len() == 33 * 320);
 }

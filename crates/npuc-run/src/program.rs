@@ -107,7 +107,7 @@ impl Program {
         }
         let bundle = Bundle::open(path)?;
         let Bundle { manifest, graphs, encodings, weights, tokenizer_json, chat_template, .. } = bundle;
-        let whole_numbers = encodings.iter().any(Option::is_some);
+        let whole_numbers = encodings.iter().flatten().any(Encodings::has_whole);
         let mut steps: Vec<Step> = Vec::new();
         for ((record, graph), encodings) in manifest.graphs.iter().zip(graphs).zip(encodings) {
             let emitted = record.emitted.as_ref().map(|name| path.join(name));

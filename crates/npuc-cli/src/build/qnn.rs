@@ -49,8 +49,8 @@ struct Report {
     calibration: Option<CalibrationRecord>,
     #[serde(flatten)]
     times: Times,
-    /// The most memory of the process with the vendor's libraries.
-    worker_peak_bytes: u64,
+    /// The most memory of the process with the vendor's libraries, where the system tells.
+    worker_peak_bytes: Option<u64>,
     /// The most memory of npuc itself, mapped files included, where the system tells.
     peak_rss_bytes: Option<u64>,
     warnings: Vec<Diagnostic>,
@@ -120,7 +120,7 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     };
     let (written, made) = times.write_ms.measure(|| write(args, &checkpoint, contents, soc, &forecast, output))?;
     quantised.finish()?;
-    let worker_peak_bytes = made.iter().map(|made| made.context.peak_bytes).max().unwrap_or(0);
+    let worker_peak_bytes = made.iter().filter_map(|made| made.context.peak_bytes).max();
     let layers = fit.parts.iter().map(|part| part.layers.len()).cycle();
     let report = Report {
         bundle: args.output.display().to_string(),
@@ -298,12 +298,11 @@ fn render(report: &Report) -> String {
             seconds(write_ms)
         ),
     );
-    let own =
-        report.peak_rss_bytes.map_or(String::new(), |own| format!(", {} here, mapped files included", bytes(own)));
-    line(
-        &mut text,
-        "memory",
-        format!("at most {} in the process with the libraries{own}", bytes(report.worker_peak_bytes)),
-    );
+    let told = [(report.worker_peak_bytes, "in the process with the libraries"), (report.peak_rss_bytes, "here")];
+    let told: Vec<String> =
+        told.iter().filter_map(|(peak, place)| Some(format!("{} {place}", bytes((*peak)?)))).collect();
+    if !told.is_empty() {
+        line(&mut text, "memory", format!("at most {}, mapped files included", told.join(", ")));
+    }
     text
 }

@@ -23,7 +23,8 @@ use crate::session::Session;
 type Seen = Arc<Mutex<Vec<Vec<f32>>>>;
 
 /// How far the values in emulation are from the host's in the step of as many tokens as there are ids, in the order of the
-/// computation. `soc` is the chip's number, `folder` the bundle.
+/// computation, and how many values of the graphs have no tensor of their own there: reshapes that change nothing in rank 4.
+/// `soc` is the chip's number, `folder` the bundle.
 ///
 /// Errors: no step of as many tokens; what the libraries refuse.
 pub fn emulated(
@@ -33,7 +34,7 @@ pub fn emulated(
     qnn: &mut Qnn,
     ids: &[u32],
     threads: usize,
-) -> Result<Vec<Difference>> {
+) -> Result<(Vec<Difference>, usize)> {
     let place = program.steps.iter().position(|step| step.shape.tokens == ids.len()).ok_or_else(|| {
         let tokens: Vec<String> = program.steps.iter().map(|step| step.shape.tokens.to_string()).collect();
         let fault = Diagnostic::error(Code::BadArgument, "no step of the bundle takes as many tokens");
@@ -53,14 +54,16 @@ pub fn emulated(
     })?;
     host.feed(ids, |_| {})?;
     let requests = contexts::requests(folder, manifest, soc, false)?;
-    let mut differences = Vec::new();
+    let (mut differences, mut computed) = (Vec::new(), 0);
     for ((segment, request), seen) in steps[place].segments.iter().zip(requests).zip(&of_step) {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        computed += segment.graph.values.iter().filter(|value| matches!(value.def, Def::Op { .. })).count();
         let mut request = request;
         request.descriptions = segment.emitted.iter().cloned().collect();
         differences.extend(of_graph(&segment.graph, &seen, request, qnn)?);
     }
-    Ok(differences)
+    let alone = computed - differences.len();
+    Ok((differences, alone))
 }
 
 /// The differences of one graph.
@@ -83,11 +86,14 @@ fn of_graph(graph: &Graph, seen: &[Vec<f32>], request: Prepare, qnn: &mut Qnn) -
     let results = qnn.run(&context, 0, &inputs)?;
     let mut differences: Vec<Difference> = Vec::new();
     for (port, elements) in context.graphs[0].outputs.iter().zip(&results) {
+        // A value in a second form, and a step of an operation that takes several, are no values of the graph.
         let Some(id) = value_of(graph, &port.name) else { continue };
-        let expected = &seen[id.index()];
-        if expected.len() == elements.len() {
-            differences.push(Difference { at: place_of(graph, id), distance: Distance::of(expected, elements) });
+        let expected = &seen[shown(graph, id).index()];
+        if expected.len() != elements.len() {
+            let fault = fault("a value has another size in the emulation", &port.name);
+            return Err(fault.need(format!("{} elements", expected.len())).have(elements.len()).into());
         }
+        differences.push(Difference { at: place_of(graph, id), distance: Distance::of(expected, elements) });
     }
     qnn.free(context)?;
     differences.sort_by_key(|difference| difference.at.model);
@@ -118,6 +124,14 @@ fn value_of(graph: &Graph, name: &str) -> Option<ValueId> {
     let value = graph.values.get(number as usize)?;
     let Def::Op { op, .. } = &value.def else { return None };
     (name == format!("{}/{}.{number}", value.name, op.name())).then_some(ValueId(number))
+}
+
+/// The value whose elements the host shows: a reshape has those of its operand.
+fn shown(graph: &Graph, mut id: ValueId) -> ValueId {
+    while let Def::Op { op: Op::Reshape { .. }, args } = &graph.value(id).def {
+        id = args[0];
+    }
+    id
 }
 
 fn place_of(graph: &Graph, id: ValueId) -> Where {

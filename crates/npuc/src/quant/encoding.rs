@@ -102,6 +102,11 @@ impl Encodings {
         self.encodings.get(value.index()).copied().flatten()
     }
 
+    /// Whether any value is there in whole numbers.
+    pub fn has_whole(&self) -> bool {
+        self.encodings.iter().any(Option::is_some)
+    }
+
     /// Whether a value is computed in real numbers.
     pub fn float(&self, value: ValueId) -> bool {
         self.float[value.index()]

@@ -55,8 +55,8 @@ pub struct Context {
     pub graphs: Vec<Graph>,
     /// The size of the context binary, if one was written.
     pub binary_bytes: Option<u64>,
-    /// The most memory that the worker has had so far.
-    pub peak_bytes: u64,
+    /// The most memory that the worker has had so far, where the system tells.
+    pub peak_bytes: Option<u64>,
 }
 
 /// A graph of a context.
@@ -199,8 +199,6 @@ impl Qnn {
             .env("MALLOC_ARENA_MAX", "1")
             .env("MALLOC_MMAP_THRESHOLD_", "65536")
             .env("MALLOC_TRIM_THRESHOLD_", "65536");
-        // Large pieces of memory go back to the system when they are freed (glibc).
-        command.env("MALLOC_MMAP_THRESHOLD_", "65536");
         let process = Process::spawn(NAME, command, Log::at(start.log)?, start.limit)?;
         let mut qnn = Qnn { process, versions: None };
         let open = Open { libraries: start.libraries.to_path_buf(), back_end };

@@ -107,7 +107,7 @@ pub(super) struct Prepared {
     /// The size of the context binary, if it was asked for.
     pub(super) binary_bytes: Option<u64>,
     /// The most memory that the worker has had so far.
-    pub(super) peak_bytes: u64,
+    pub(super) peak_bytes: Option<u64>,
 }
 
 /// A graph of such a context.

@@ -434,11 +434,7 @@ impl Composer<'_> {
 
 /// The tensors of a node, those of its parameters first.
 fn used(node: &Node) -> impl Iterator<Item = usize> {
-    let params = node.params.iter().filter_map(|(_, param)| match param {
-        Param::Tensor(tensor) => Some(*tensor),
-        Param::Bool(_) | Param::U32(_) | Param::I32(_) | Param::F32(_) => None,
-    });
-    params.chain(node.inputs.iter().copied()).chain(node.outputs.iter().copied())
+    node.param_tensors().chain(node.inputs.iter().copied()).chain(node.outputs.iter().copied())
 }
 
 /// A parameter that is a number.

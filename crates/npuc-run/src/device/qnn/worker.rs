@@ -22,6 +22,7 @@ use super::protocol::{self, ANSWER, Binary, Open, Port, Prepare, Prepared, Prepa
 use super::replay::{Context, GraphPorts, Notes, Times};
 use super::system;
 use crate::device::process::{PLACE, REFUSED, STAGE, read_message, write_message};
+use crate::memory::peak_rss_bytes;
 
 /// Serves requests until the standard input ends.
 ///
@@ -131,7 +132,7 @@ impl Worker {
         if prepare.keep {
             self.contexts.push(Some(context));
         }
-        Ok(json(&Prepared { context: number, graphs, binary_bytes, peak_bytes: peak_bytes() }))
+        Ok(json(&Prepared { context: number, graphs, binary_bytes, peak_bytes: peak_rss_bytes() }))
     }
 
     fn load(&mut self, load: &Binary) -> Result<Vec<u8>> {
@@ -150,7 +151,7 @@ impl Worker {
         let graphs = ports.into_iter().map(graph).collect();
         self.contexts.push(Some(context));
         let number = Some(self.contexts.len() as u32 - 1);
-        Ok(json(&Prepared { context: number, graphs, binary_bytes: Some(info.bytes), peak_bytes: peak_bytes() }))
+        Ok(json(&Prepared { context: number, graphs, binary_bytes: Some(info.bytes), peak_bytes: peak_rss_bytes() }))
     }
 
     fn info(&mut self, binary: &Path) -> Result<ContextInfo> {
@@ -239,14 +240,6 @@ fn open_weights(stored: &[Stored]) -> Result<Weights> {
 fn read_text(path: &Path) -> Result<String> {
     let fault = |e: io::Error| Diagnostic::error(Code::Unreadable, format!("cannot read the file: {e}")).file(path);
     Ok(std::fs::read_to_string(path).map_err(fault)?)
-}
-
-/// The most memory that this process has had, where the system tells.
-fn peak_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
 }
 
 fn json(answer: &impl Serialize) -> Vec<u8> {

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::description::{DataType, Description, Node, Param, Role, ScaleOffset, Tensor};
+use super::description::{DataType, Description, Node, Role, ScaleOffset, Tensor};
 use super::weights::{FilterEncoding, LPBQ_INPUTS, numbers, reals};
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::tensor::{Tensor as Stored, weight};
@@ -163,7 +163,7 @@ impl Check<'_> {
         let tensors = &self.description.tensors;
         let before = self.faults.len();
         for node in &self.description.nodes {
-            let params = params(node).map(|at| (Use::Parameter, at));
+            let params = node.param_tensors().map(|at| (Use::Parameter, at));
             let inputs = node.inputs.iter().map(|at| (Use::Operand, *at));
             let outputs = node.outputs.iter().map(|at| (Use::Result, *at));
             for (of, at) in params.chain(inputs).chain(outputs) {
@@ -190,7 +190,7 @@ impl Check<'_> {
         let mut made = vec![false; tensors.len()];
         let mut used = vec![false; tensors.len()];
         for node in nodes {
-            for at in params(node).chain(node.inputs.iter().copied()) {
+            for at in node.param_tensors().chain(node.inputs.iter().copied()) {
                 used[at] = true;
                 let computed = matches!(tensors[at].role, Role::Output | Role::Native);
                 if computed && !made[at] {
@@ -271,7 +271,8 @@ impl Check<'_> {
         let activations = self.description.tensors[x].dtype;
         if !encoding.goes_with(activations) {
             let need = match encoding {
-                FilterEncoding::Float | FilterEncoding::FloatBlocks { .. } => "f16 activations",
+                FilterEncoding::Float => "f16 activations",
+                FilterEncoding::FloatBlocks { .. } => "f16 activations and blocks of at most 128",
                 FilterEncoding::Channels { .. } => "u16 or f16 activations",
                 FilterEncoding::Blocks { .. } => "u16 activations",
             };
@@ -320,14 +321,6 @@ fn filter(tensor: &Tensor) -> Option<&str> {
         Role::Filter(name) | Role::FloatFilter(name) => Some(name),
         Role::Input | Role::Output | Role::Native | Role::Numbers(_) | Role::Reals(_) | Role::Weight(_) => None,
     }
-}
-
-/// The tensors of a node's parameters.
-fn params(node: &Node) -> impl Iterator<Item = usize> {
-    node.params.iter().filter_map(|(_, param)| match param {
-        Param::Tensor(at) => Some(*at),
-        Param::Bool(_) | Param::U32(_) | Param::I32(_) | Param::F32(_) => None,
-    })
 }
 
 fn shape(of: &[u32]) -> String {

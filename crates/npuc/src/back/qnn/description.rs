@@ -148,6 +148,16 @@ pub struct Node {
     pub outputs: Vec<usize>,
 }
 
+impl Node {
+    /// The places of the tensors among its parameters.
+    pub fn param_tensors(&self) -> impl Iterator<Item = usize> {
+        self.params.iter().filter_map(|(_, param)| match param {
+            Param::Tensor(at) => Some(*at),
+            Param::Bool(_) | Param::U32(_) | Param::I32(_) | Param::F32(_) => None,
+        })
+    }
+}
+
 /// A graph.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -4,6 +4,7 @@
 
 use super::description::{DataType, Param, Role};
 use super::emit::{Emitter, Numbers, RANK};
+use super::weights::FilterEncoding;
 use crate::diag::{Code, Diagnostic, Result};
 use crate::exec::to_f32;
 use crate::ir::{Def, Op, ValueId};
@@ -125,11 +126,9 @@ fn projection(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId]) -> Result<()> 
     let x = operand(e, args[0], half)?;
     let matrix = e.weight(args[1])?;
     let name = e.value(args[1]).name.clone();
-    check_format(e, id, matrix.dtype, half)?;
-    let &[outputs, inputs] = &*matrix.shape else { return Err(not_a_matrix(&name)) };
-    let is_float = matrix.dtype == DType::F16;
-    let dtype = if is_float { DataType::F16 } else { DataType::S8 };
     let role = if half { Role::FloatFilter(name.clone()) } else { Role::Filter(name.clone()) };
+    let dtype = check_format(e, id, &role, matrix.dtype, half)?.dtype();
+    let &[outputs, inputs] = &*matrix.shape else { return Err(not_a_matrix(&name)) };
     let shape = vec![1, 1, inputs as u32, outputs as u32];
     let filter = e.constant(&name, role, Numbers { dtype, encoding: None }, shape);
     let params = convolution(e);
@@ -166,26 +165,19 @@ fn not_a_matrix(name: &str) -> crate::Error {
     Diagnostic::error(Code::WrongShape, "the weight of a projection is no matrix").subject(name).into()
 }
 
-/// Which formats a convolution multiplies with which activations. Source: executed in the emulation of v75 and v79.
-fn check_format(e: &Emitter<'_>, id: ValueId, dtype: DType, half: bool) -> Result<()> {
-    let taken = match dtype {
-        DType::Int8 | DType::Int4 => true,
-        DType::Lpbq4(group) => !half || group.elements() <= 128,
-        DType::F16 | DType::Q4_0 | DType::Q4_1 => half,
-        DType::Bw4(group) => half && group.elements() <= 128,
-        DType::F32 | DType::BF16 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => false,
-        DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => false,
-    };
-    if taken {
-        return Ok(());
-    }
-    let (activations, need) = match half {
-        true => ("f16", "f16, int8, int4, q4_0, q4_1, bw4 or lpbq4 in groups of at most 128"),
-        false => ("whole-number", "int8, int4 or lpbq4"),
-    };
-    let message = format!("the NPU does not multiply {activations} activations with weights in this format");
-    let fault = Diagnostic::error(Code::UnsupportedFormat, message).subject(e.path(id)).need(need).have(dtype);
-    Err(fault.help("build with a recipe, e.g. --recipe w4a16-lpbq-g32 or f16-bw4-g32").into())
+/// Refuses a filter that the convolution does not multiply with such activations.
+fn check_format(e: &Emitter<'_>, id: ValueId, role: &Role, stored: DType, half: bool) -> Result<FilterEncoding> {
+    let activations = if half { DataType::F16 } else { DataType::U16 };
+    let encoding = FilterEncoding::in_role(role, stored).filter(|encoding| encoding.goes_with(activations));
+    Ok(encoding.ok_or_else(|| {
+        let (activations, need) = match half {
+            true => ("f16", "f16, int8, int4, q4_0, q4_1, bw4 or lpbq4 in groups of at most 128"),
+            false => ("whole-number", "int8, int4 or lpbq4"),
+        };
+        let message = format!("the NPU does not multiply {activations} activations with weights in this format");
+        let fault = Diagnostic::error(Code::UnsupportedFormat, message).subject(e.path(id)).need(need).have(stored);
+        fault.help("build with a recipe, e.g. --recipe w4a16-lpbq-g32 or f16-bw4-g32")
+    })?)
 }
 
 /// The tables have rank 3 in QNN.

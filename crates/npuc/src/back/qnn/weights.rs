@@ -15,6 +15,8 @@ const LARGEST_BLOCK_SCALE: u8 = 16;
 /// What the inputs of a matrix with whole scales of blocks must be a multiple of: with an odd number of blocks of 16 the
 /// convolution gives garbage without a word. Source: executed in the emulation of v75 and v79.
 pub(super) const LPBQ_INPUTS: usize = 32;
+/// The most inputs that share the scale of a float block. Source: 16 to 128 were executed in the emulation of v75 and v79.
+const LARGEST_FLOAT_BLOCK: u32 = 128;
 /// How many rows are turned at once, so that every write is as long as a cache line.
 const ROWS_AT_ONCE: usize = 64;
 
@@ -190,7 +192,8 @@ impl FilterEncoding {
     /// whole blocks with f16 activations give garbage, float blocks with u16 are refused late.
     pub(super) fn goes_with(&self, activations: DataType) -> bool {
         match self {
-            FilterEncoding::Float | FilterEncoding::FloatBlocks { .. } => activations == DataType::F16,
+            FilterEncoding::Float => activations == DataType::F16,
+            FilterEncoding::FloatBlocks { block, .. } => activations == DataType::F16 && *block <= LARGEST_FLOAT_BLOCK,
             FilterEncoding::Channels { .. } => matches!(activations, DataType::U16 | DataType::F16),
             FilterEncoding::Blocks { .. } => activations == DataType::U16,
         }

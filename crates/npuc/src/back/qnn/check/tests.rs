@@ -1,6 +1,7 @@
 //! A sound description, and everything that can be wrong with one.
 
 use super::*;
+use crate::back::qnn::description::Param;
 use crate::tensor::{DType, Shape};
 
 const INPUTS: u32 = 64;
