@@ -63,7 +63,7 @@ impl Made {
     fn write(&self, worker: &mut Qnn, graphs: usize, path: &Path) {
         let nets: Vec<Net> = (0..graphs).map(|graph| self.net(graph)).collect();
         let (_folder, request) = request(&nets.iter().collect::<Vec<_>>(), self.soc, graphs > 1);
-        let options = Options { optimisation: self.optimisation, vtcm_mb: None };
+        let options = Options { optimisation: self.optimisation };
         let request = Prepare { options, binary: Some(path.to_path_buf()), keep: false, ..request };
         worker.prepare(&request, &mut |_| ()).unwrap();
     }

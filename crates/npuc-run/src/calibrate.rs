@@ -4,11 +4,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use npuc::back::{BackEnd, qnn, tflite};
+use npuc::back::{BackEnd, Chunk, qnn, tflite};
 use npuc::build::weight_types;
 use npuc::fit::Request;
 use npuc::front::{Checkpoint, ModelConfig};
-use npuc::ir::Graph;
 use npuc::model::{Part, StepShape, llama};
 use npuc::quant::{self, Ranges, Recorder};
 use npuc::{Code, Diagnostic, Result};
@@ -66,34 +65,28 @@ pub(crate) fn shapes(sequences: &[Vec<u32>]) -> Result<Vec<StepShape>> {
 }
 
 /// The graphs that the target's back end emits, shapes first.
-fn chunks(checkpoint: &Checkpoint, request: &Request, parts: &[Part]) -> Result<Vec<(StepShape, Graph)>> {
+fn chunks(checkpoint: &Checkpoint, request: &Request, parts: &[Part]) -> Result<Vec<Chunk>> {
     let (config, types) = (&checkpoint.config, weight_types(&checkpoint.tensors));
     match request.target.back_end {
-        Some(BackEnd::Qnn) => {
-            let chunks = qnn::chunks(config, &types, request, parts)?.into_iter();
-            Ok(chunks.map(|chunk| (chunk.shape, chunk.graph)).collect())
-        }
-        Some(BackEnd::Tflite | BackEnd::Host) | None => {
-            let chunks = tflite::chunks(config, &types, request, parts)?.into_iter();
-            Ok(chunks.map(|chunk| (chunk.shape, chunk.graph)).collect())
-        }
+        Some(BackEnd::Qnn) => qnn::chunks(config, &types, request, parts),
+        Some(BackEnd::Tflite | BackEnd::Host) | None => tflite::chunks(config, &types, request, parts),
     }
 }
 
 /// One range of the residual stream where it leaves a part and enters the next.
-fn share_boundaries(chunks: &[(StepShape, Graph)], ranges: &mut [Ranges]) -> Result<()> {
+fn share_boundaries(chunks: &[Chunk], ranges: &mut [Ranges]) -> Result<()> {
     for place in 1..chunks.len() {
         let (before, after) = ranges.split_at_mut(place);
         let (Some(first), Some(second)) = (before.last_mut(), after.first_mut()) else { continue };
-        quant::share_boundary((&chunks[place - 1].1, first), (&chunks[place].1, second))?;
+        quant::share_boundary((&chunks[place - 1].graph, first), (&chunks[place].graph, second))?;
     }
     Ok(())
 }
 
 /// The chunks as a program for the host.
-fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[(StepShape, Graph)]) -> Program {
+fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[Chunk]) -> Program {
     let mut steps: Vec<Step> = Vec::new();
-    for (shape, graph) in chunks {
+    for Chunk { shape, graph, .. } in chunks {
         let segment = program::Segment { graph: graph.clone(), emitted: None, encodings: None };
         match steps.last_mut().filter(|step| step.shape == *shape) {
             Some(step) => step.segments.push(segment),

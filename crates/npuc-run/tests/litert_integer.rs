@@ -10,7 +10,8 @@ use npuc::exec::Executor;
 use npuc::ir::{Graph, GraphBuilder, Op, ValueId};
 use npuc::quant::{self, INT16_MAX, Recorder, WeightFormat};
 use npuc::tensor::{DType, Shape, Tensor};
-use npuc_run::device::litert::{LiteRt, PortFormat};
+use npuc_run::device::litert::LiteRt;
+use npuc_run::device::port::PortFormat;
 
 mod data;
 mod integer;
@@ -275,7 +276,9 @@ fn compare_over(
     let model = load(litert, graph, stored, Storage::Integer { weights: format, ranges: &ranges });
     let inputs: Vec<&[f32]> = given.iter().map(Vec::as_slice).collect();
     let have = litert.run(&model, &inputs).unwrap().remove(0);
-    let PortFormat::Int16 { scale } = model.outputs[0].format else { panic!("the result is not int16") };
+    let PortFormat::Int16(npuc::quant::Encoding { scale, .. }) = model.outputs[0].format else {
+        panic!("the result is not int16")
+    };
     let off = have.iter().zip(executor.output(0)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / scale;
     (off, scale)
 }

@@ -6,9 +6,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use npuc::quant::Encoding;
 use npuc::{Code, Diagnostic, Result};
 use serde::Deserialize;
 
+use super::port::{PortFormat, PortInfo};
 use super::process::{Answer, Log, Process};
 use crate::toolchain::Installed;
 
@@ -23,64 +25,6 @@ const NAME: &str = "the LiteRT interpreter";
 pub struct LiteRt {
     process: Process,
     models: u32,
-}
-
-/// A port of a TFLite file.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PortInfo {
-    /// The tensor's name.
-    pub name: String,
-    /// Its extents.
-    pub shape: Vec<usize>,
-    /// What its numbers are.
-    pub format: PortFormat,
-}
-
-/// What the numbers of a port are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PortFormat {
-    /// f32.
-    F32,
-    /// int16; the number `q` means `q · scale`.
-    Int16 {
-        /// The step between two numbers.
-        scale: f32,
-    },
-}
-
-impl PortInfo {
-    /// The number of elements.
-    pub fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    fn len_bytes(&self) -> usize {
-        match self.format {
-            PortFormat::F32 => 4 * self.elements(),
-            PortFormat::Int16 { .. } => 2 * self.elements(),
-        }
-    }
-
-    /// Appends the port's bytes: in int16 the nearest number, and beyond the range the last one, -32768 or 32767. NaN is not for int16 ports; it becomes 0.
-    fn put(&self, values: &[f32], to: &mut Vec<u8>) {
-        match self.format {
-            PortFormat::F32 => to.extend_from_slice(bytemuck::cast_slice(values)),
-            // The cast saturates.
-            PortFormat::Int16 { scale } => {
-                to.extend(values.iter().flat_map(|x| ((x / scale).round() as i16).to_le_bytes()))
-            }
-        }
-    }
-
-    /// The numbers that the port's bytes mean.
-    fn take(&self, bytes: &[u8]) -> Vec<f32> {
-        match self.format {
-            PortFormat::F32 => bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect(),
-            PortFormat::Int16 { scale } => {
-                bytes.chunks_exact(2).map(|q| f32::from(i16::from_le_bytes([q[0], q[1]])) * scale).collect()
-            }
-        }
-    }
 }
 
 /// A loaded TFLite file.
@@ -115,7 +59,7 @@ impl RawPort {
     fn read(self) -> Result<PortInfo> {
         let format = match (self.ty.as_str(), self.zero_point) {
             ("float32", _) => PortFormat::F32,
-            ("int16", 0) if self.scale > 0.0 => PortFormat::Int16 { scale: self.scale },
+            ("int16", 0) if self.scale > 0.0 => PortFormat::Int16(Encoding::int16(self.scale)),
             (ty, zero_point) => {
                 return Err(Diagnostic::error(
                     Code::ToolFailed,

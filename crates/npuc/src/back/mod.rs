@@ -6,6 +6,7 @@ use crate::ir::{Graph, Op};
 use crate::model::StepShape;
 use crate::quant::Encodings;
 
+mod chunk;
 pub mod gguf;
 pub mod host;
 pub mod qnn;
@@ -13,6 +14,7 @@ mod rotary;
 pub mod shell;
 pub mod tflite;
 
+pub use chunk::Chunk;
 pub use rotary::ROTARY;
 
 use tflite::TfliteFile;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use super::infer::{check_type, infer};
 use super::{Def, Graph, Op, Output, Type, Value, ValueId};
+use crate::diag::Result;
 use crate::tensor::{DType, Shape};
 
 /// A graph under construction.
@@ -65,6 +66,25 @@ impl GraphBuilder {
         assert!(self.graph.outputs.iter().all(|output| output.name != name), "output `{name}` is named twice");
         assert!(value.index() < self.graph.values.len(), "output `{name}` is no value of this graph");
         self.graph.outputs.push(Output { name, value });
+    }
+
+    /// The values of `graph`, whose inputs are what `input` says; gives where each is here. Its outputs are not taken.
+    ///
+    /// Errors: those of `input`.
+    #[track_caller]
+    pub fn append(&mut self, graph: &Graph, mut input: impl FnMut(&Value) -> Result<ValueId>) -> Result<Vec<ValueId>> {
+        let mut moved: Vec<ValueId> = Vec::with_capacity(graph.values.len());
+        for value in &graph.values {
+            moved.push(match &value.def {
+                Def::Input => input(value)?,
+                Def::Weight => self.weight(value.name.clone(), value.ty.dtype, value.ty.shape.clone()),
+                Def::Op { op, args } => {
+                    let args: Vec<ValueId> = args.iter().map(|arg| moved[arg.index()]).collect();
+                    self.op(value.name.clone(), op.clone(), &args)
+                }
+            });
+        }
+        Ok(moved)
     }
 
     /// The extents of `value`.

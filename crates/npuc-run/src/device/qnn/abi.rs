@@ -289,8 +289,6 @@ pub(super) mod graph_option {
     pub(in super::super) const OPTIMISATION: u32 = 1;
     /// The number 1: floats are halves.
     pub(in super::super) const PRECISION: u32 = 2;
-    /// The memory next to the arithmetic, in MiB; 0 is all that the chip has.
-    pub(in super::super) const VTCM_MB: u32 = 3;
 }
 
 impl DeviceOption {

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use half::f16;
 use npuc::back::qnn::description::{DataType, ScaleOffset};
 use npuc::quant::Encoding;
 use npuc::{Code, Diagnostic, Error, Result};
@@ -17,6 +16,7 @@ use super::library::Versions;
 use super::profile::Told;
 use super::protocol::{self, ANSWER, Binary, Fault, Open, Port, Prepare, Prepared};
 use super::refusal::explain;
+use crate::device::port::{PortFormat, PortInfo};
 use crate::device::process::{Answer, Log, Process};
 
 /// How long a request may take unless the caller says otherwise: preparing a graph of 3 G weights took two to three minutes on
@@ -78,96 +78,23 @@ pub struct Graph {
     pub told: Option<Told>,
 }
 
-/// A port of a graph.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PortInfo {
-    /// The tensor's name.
-    pub name: String,
-    /// Its extents.
-    pub shape: Vec<usize>,
-    /// What its numbers are.
-    pub format: PortFormat,
-}
-
-/// What the numbers of a port are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PortFormat {
-    /// f32.
-    F32,
-    /// f16.
-    F16,
-    /// 16 bits; the number `q` means `(q + offset) * scale`.
-    U16(ScaleOffset),
-    /// 8 bits, in the same way.
-    U8(ScaleOffset),
-}
-
-impl PortInfo {
-    /// The number of elements.
-    pub fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    fn len_bytes(&self) -> usize {
-        let element = match self.format {
-            PortFormat::F32 => 4,
-            PortFormat::F16 | PortFormat::U16(_) => 2,
-            PortFormat::U8(_) => 1,
-        };
-        element * self.elements()
-    }
-
-    /// Appends the port's bytes: the nearest numbers, halves away from zero, and beyond the range the last one (for f16 65504).
-    fn put(&self, values: &[f32], to: &mut Vec<u8>) {
-        match self.format {
-            PortFormat::F32 => to.extend_from_slice(bytemuck::cast_slice(values)),
-            PortFormat::F16 => {
-                let largest = f16::MAX.to_f32();
-                to.extend(values.iter().flat_map(|x| f16::from_f32(x.clamp(-largest, largest)).to_le_bytes()));
-            }
-            PortFormat::U16(of) => {
-                let grid = encoding(of, u16::MAX.into());
-                to.extend(values.iter().flat_map(|x| (grid.quantise(*x) as u16).to_le_bytes()));
-            }
-            PortFormat::U8(of) => {
-                let grid = encoding(of, u8::MAX.into());
-                to.extend(values.iter().map(|x| grid.quantise(*x) as u8));
-            }
+/// A port as it travels.
+///
+/// Errors: [`Code::ToolFailed`] for a port of another kind.
+fn port_info(port: Port) -> Result<PortInfo> {
+    let format = match (port.dtype, port.encoding) {
+        (DataType::F32, None) => PortFormat::F32,
+        (DataType::F16, None) => PortFormat::F16,
+        (DataType::U16, Some(of)) if of.scale > 0.0 => PortFormat::U16(encoding(of, u16::MAX.into())),
+        (DataType::U8, Some(of)) if of.scale > 0.0 => PortFormat::U8(encoding(of, u8::MAX.into())),
+        (dtype, encoding) => {
+            let fault = Diagnostic::error(Code::ToolFailed, "a port of the graph is of a kind npuc does not fill");
+            let fault = fault.subject(port.name).need("f32, f16, or u16 or u8 with a scale above 0");
+            return Err(fault.have(format!("{dtype:?} with {encoding:?}")).into());
         }
-    }
-
-    /// The numbers that the port's bytes mean.
-    fn take(&self, bytes: &[u8]) -> Vec<f32> {
-        match self.format {
-            PortFormat::F32 => bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect(),
-            PortFormat::F16 => bytes.chunks_exact(2).map(|x| f16::from_le_bytes([x[0], x[1]]).to_f32()).collect(),
-            PortFormat::U16(of) => {
-                let grid = encoding(of, u16::MAX.into());
-                bytes.chunks_exact(2).map(|q| grid.real(u16::from_le_bytes([q[0], q[1]]).into())).collect()
-            }
-            PortFormat::U8(of) => {
-                let grid = encoding(of, u8::MAX.into());
-                bytes.iter().map(|&q| grid.real(q.into())).collect()
-            }
-        }
-    }
-
-    /// Errors: [`Code::ToolFailed`] for a port of another kind.
-    fn of(port: Port) -> Result<PortInfo> {
-        let format = match (port.dtype, port.encoding) {
-            (DataType::F32, None) => PortFormat::F32,
-            (DataType::F16, None) => PortFormat::F16,
-            (DataType::U16, Some(of)) if of.scale > 0.0 => PortFormat::U16(of),
-            (DataType::U8, Some(of)) if of.scale > 0.0 => PortFormat::U8(of),
-            (dtype, encoding) => {
-                let fault = Diagnostic::error(Code::ToolFailed, "a port of the graph is of a kind npuc does not fill");
-                let fault = fault.subject(port.name).need("f32, f16, or u16 or u8 with a scale above 0");
-                return Err(fault.have(format!("{dtype:?} with {encoding:?}")).into());
-            }
-        };
-        let shape = port.shape.iter().map(|&extent| extent as usize).collect();
-        Ok(PortInfo { name: port.name, shape, format })
-    }
+    };
+    let shape = port.shape.iter().map(|&extent| extent as usize).collect();
+    Ok(PortInfo { name: port.name, shape, format })
 }
 
 fn encoding(of: ScaleOffset, high: i32) -> Encoding {
@@ -248,7 +175,7 @@ impl Qnn {
 
     fn context(&self, answer: &[u8]) -> Result<Context> {
         let Prepared { context, graphs, binary_bytes, peak_bytes } = self.read(answer)?;
-        let ports = |ports: Vec<Port>| ports.into_iter().map(PortInfo::of).collect::<Result<_>>();
+        let ports = |ports: Vec<Port>| ports.into_iter().map(port_info).collect::<Result<_>>();
         let graph = |graph: protocol::PreparedGraph| -> Result<Graph> {
             Ok(Graph {
                 name: graph.name,
@@ -340,7 +267,7 @@ mod tests {
     /// What enters a port, and what it then means.
     #[test]
     fn ports_of_every_format() {
-        let port = |dtype, encoding| PortInfo::of(Port { name: "p".into(), dtype, shape: vec![1, 5], encoding });
+        let port = |dtype, encoding| port_info(Port { name: "p".into(), dtype, shape: vec![1, 5], encoding });
         let of = |scale, offset| Some(ScaleOffset { scale, offset });
         let values = [0.0, 0.26, -0.25, 1e9, -1e9];
         for (dtype, encoding, bytes, expected) in [

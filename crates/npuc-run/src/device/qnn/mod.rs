@@ -20,7 +20,7 @@ mod tensor;
 mod words;
 mod worker;
 
-pub use client::{Context, Graph, PortFormat, PortInfo, Qnn, Start, TIME_LIMIT};
+pub use client::{Context, Graph, Qnn, Start, TIME_LIMIT};
 pub use library::{HTP, SYSTEM, Versions};
 pub use profile::{Bounds, Estimate, Profile, Told, Traffic};
 pub use protocol::{Options, Prepare, Stored};

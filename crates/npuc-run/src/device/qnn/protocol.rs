@@ -38,15 +38,11 @@ pub(super) struct Open {
 pub struct Options {
     /// How much work goes into a graph: 0 to 3.
     pub optimisation: u8,
-    /// The memory next to the arithmetic that a graph may have, in MiB: 0 is all that the chip has, absent is what the library
-    /// gives (4 for SM8650).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vtcm_mb: Option<u32>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { optimisation: 3, vtcm_mb: None }
+        Options { optimisation: 3 }
     }
 }
 

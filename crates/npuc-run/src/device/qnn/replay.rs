@@ -197,7 +197,6 @@ impl Context {
         let float = description.tensors.iter().any(|tensor| is_float(tensor.dtype));
         let mut chosen = vec![GraphOption::new(graph_option::OPTIMISATION, 3, f32::from(options.optimisation))];
         chosen.extend(float.then(|| GraphOption::new(graph_option::PRECISION, 1, 0.0)));
-        chosen.extend(options.vtcm_mb.map(|vtcm| GraphOption::new(graph_option::VTCM_MB, vtcm, 0.0)));
         let configs: Vec<Config> = chosen.iter().map(Config::custom).collect();
         let list: Vec<*const Config> = configs.iter().map(ptr::from_ref).chain([ptr::null()]).collect();
         let name = c_text(&description.name)?;

@@ -4,28 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::description::Role;
 use super::{Description, contract, emit};
+use crate::back::chunk::{self, Chunk};
 use crate::back::{Emitted, EmittedFile};
 use crate::build::weight_types;
 use crate::diag::{Code, Diagnostic, Result};
 use crate::fit::Request;
 use crate::front::{Checkpoint, ModelConfig};
 use crate::ir::{Def, Graph, Type};
-use crate::model::{self, Part, StepShape, llama};
-use crate::pass;
+use crate::model::{Part, StepShape, llama};
 use crate::quant::{self, Activation, Cache, Encodings, Method, Ranges, Scheme};
 use crate::target;
 use crate::tensor::{self, Tensor};
-
-/// One graph of a model.
-#[derive(Clone, Debug)]
-pub struct Chunk {
-    /// The step's shape.
-    pub shape: StepShape,
-    /// The place of the part, which is that of its context.
-    pub number: usize,
-    /// The graph behind the ports of [`contract`].
-    pub graph: Graph,
-}
 
 impl Chunk {
     /// The graph's name in the context binary: `model.<context>.s<tokens>`.
@@ -43,18 +32,7 @@ pub fn chunks(
     request: &Request,
     parts: &[Part],
 ) -> Result<Vec<Chunk>> {
-    let passes = request.target.passes(&request.mends);
-    let mut chunks = Vec::with_capacity(request.shapes.len() * parts.len());
-    for &shape in &request.shapes {
-        for (number, part) in parts.iter().enumerate() {
-            let part = request.mended(part);
-            let graph = model::build_part(config, weights, shape, request.target.protocol, &part)?;
-            let mut graph = pass::run(contract(&graph)?, &passes, |_, _, _| {})?;
-            graph.name = format!("{shape}.{number}");
-            chunks.push(Chunk { shape, number, graph });
-        }
-    }
-    Ok(chunks)
+    chunk::chunks(config, weights, request, parts, &request.target.passes(&request.mends), contract)
 }
 
 /// What activations are.

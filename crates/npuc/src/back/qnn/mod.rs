@@ -11,6 +11,6 @@ pub mod weights;
 pub use check::check;
 pub use description::Description;
 pub use emit::emit;
-pub use export::{Activations, Chunk, Exported, chunks, export, forecast_bytes};
+pub use export::{Activations, Exported, chunks, export, forecast_bytes};
 pub(crate) use ops::emits;
 pub use ports::contract;

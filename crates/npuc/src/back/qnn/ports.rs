@@ -50,17 +50,7 @@ pub fn contract(graph: &Graph) -> Result<Graph> {
             given.extend([(Port::RopeCos, cos), (Port::RopeSin, sin)]);
         }
     }
-    let mut moved: Vec<ValueId> = Vec::with_capacity(graph.values.len());
-    for value in &graph.values {
-        moved.push(match &value.def {
-            Def::Input => given[&value.name.parse::<Port>()?],
-            Def::Weight => g.weight(value.name.clone(), value.ty.dtype, value.ty.shape.clone()),
-            Def::Op { op, args } => {
-                let args: Vec<ValueId> = args.iter().map(|arg| moved[arg.index()]).collect();
-                g.op(value.name.clone(), op.clone(), &args)
-            }
-        });
-    }
+    let moved = g.append(graph, |value| Ok(given[&value.name.parse::<Port>()?]))?;
     let mut outputs = Vec::new();
     for output in &graph.outputs {
         let port: Port = output.name.parse()?;

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 
 use super::{PASSES, PortScale, Storage, TfliteFile, contract, emit, ncc};
+use crate::back::chunk::{self, Chunk};
 use crate::back::{BackEnd, Emitted, EmittedFile};
 use crate::build::weight_types;
 use crate::bundle::write::{ExtraContent, ExtraFile};
@@ -15,8 +16,8 @@ use crate::fit::Request;
 use crate::front::config::RopeScaling;
 use crate::front::{Checkpoint, ModelConfig, SpecialTokens};
 use crate::ir::{Def, Graph, Type, Value};
-use crate::model::{self, Part, Port, StepShape, llama};
-use crate::pass::{self, Pass};
+use crate::model::{Part, Port, StepShape, llama};
+use crate::pass::Pass;
 use crate::place::{self, Side};
 use crate::quant::{self, Encodings, WeightFormat};
 use crate::target::{self, Mend, Target};
@@ -26,19 +27,6 @@ use crate::tensor::{DType, Tensor};
 pub const EMBEDDING_FILE: &str = "embedding_fp32.bin";
 /// The same in int16, with the scale of the first chunk's port `embeds`.
 pub const EMBEDDING_FILE_INT16: &str = "embedding_int16.bin";
-
-/// One graph of an export.
-#[derive(Clone, Debug)]
-pub struct Chunk {
-    /// The step's shape.
-    pub shape: StepShape,
-    /// The part of the model.
-    pub part: Part,
-    /// The place of the part among the parts.
-    pub number: usize,
-    /// The graph behind the runtime's ports, see [`contract`].
-    pub graph: Graph,
-}
 
 impl Chunk {
     /// The file's name without its ending, e.g. `Llama-3.2-1B_FP_4layer_128t1024c_0`.
@@ -56,18 +44,7 @@ pub fn chunks(
     request: &Request,
     parts: &[Part],
 ) -> Result<Vec<Chunk>> {
-    let passes = passes(&request.target, &request.mends);
-    let mut chunks = Vec::with_capacity(request.shapes.len() * parts.len());
-    for &shape in &request.shapes {
-        for (number, part) in parts.iter().enumerate() {
-            let part = request.mended(part);
-            let graph = model::build_part(config, weights, shape, request.target.protocol, &part)?;
-            let mut graph = pass::run(contract(&graph)?, &passes, |_, _, _| {})?;
-            graph.name = format!("{shape}.{number}");
-            chunks.push(Chunk { shape, part, number, graph });
-        }
-    }
-    Ok(chunks)
+    chunk::chunks(config, weights, request, parts, &passes(&request.target, &request.mends), contract)
 }
 
 /// The target's own passes, and those that leave only what TFLite has.

@@ -25,7 +25,7 @@ mod integer_tests;
 #[cfg(test)]
 mod tests;
 
-pub use export::{Chunk, EMBEDDING_FILE, EMBEDDING_FILE_INT16, Export, Exported, chunks, export, runtime_shapes};
+pub use export::{EMBEDDING_FILE, EMBEDDING_FILE_INT16, Export, Exported, chunks, export, runtime_shapes};
 pub use ports::{HIDDEN_MASK, contract};
 pub use write::{FILE_LIMIT_BYTES, PortScale, StoredForm, StoredWeight, TfliteFile, write_f32};
 

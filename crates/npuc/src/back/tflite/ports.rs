@@ -37,17 +37,7 @@ pub fn contract(graph: &Graph) -> Result<Graph> {
     let inputs = input_ports(graph)?;
     let mut g = GraphBuilder::new(graph.name.clone());
     let given = declare(&mut g, &inputs)?;
-    let mut moved: Vec<ValueId> = Vec::with_capacity(graph.values.len());
-    for value in &graph.values {
-        moved.push(match &value.def {
-            Def::Input => given[&value.name.parse::<Port>()?],
-            Def::Weight => g.weight(value.name.clone(), value.ty.dtype, value.ty.shape.clone()),
-            Def::Op { op, args } => {
-                let args: Vec<ValueId> = args.iter().map(|arg| moved[arg.index()]).collect();
-                g.op(value.name.clone(), op.clone(), &args)
-            }
-        });
-    }
+    let moved = g.append(graph, |value| Ok(given[&value.name.parse::<Port>()?]))?;
     for (port, value) in ordered_outputs(graph)? {
         let value = match &graph.value(value).def {
             // The scores leave as they are computed: a reshape of so many would be one operation more that the limit on
