@@ -83,9 +83,6 @@ fn in_emulation(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(P
     Ok((program, session))
 }
 
-/// A folder of Qualcomm's libraries other than the fetched ones: the user's own, or those of a device.
-const QNN_LIBRARIES: &str = "NPUC_QNN_LIBRARIES";
-
 /// A worker with Qualcomm's libraries, which is this program again. `log` keeps what they say.
 pub(crate) fn start_qnn(log: Option<&Path>) -> Result<Qnn> {
     start(log, qnn::TIME_LIMIT, Qnn::start)
@@ -97,7 +94,7 @@ pub(crate) fn start_qnn_reader(limit: Duration) -> Result<Qnn> {
 }
 
 fn start(log: Option<&Path>, limit: Duration, how: fn(&Start<'_>) -> Result<Qnn>) -> Result<Qnn> {
-    let libraries = match std::env::var_os(QNN_LIBRARIES) {
+    let libraries = match std::env::var_os(qnn::LIBRARIES_VARIABLE) {
         Some(folder) => PathBuf::from(folder),
         None => find(Tool::Qnn)?.libraries(),
     };

@@ -20,6 +20,7 @@ mod script;
 #[cfg(test)]
 mod tests;
 
+use crate::device::qnn::LIBRARIES_VARIABLE;
 pub use answer::Answer;
 use libraries::{Binary, HTP, Machine, Version};
 
@@ -236,7 +237,7 @@ const VENDOR_DSP: &str = "/vendor/dsp/cdsp;/vendor/lib/rfsa/adsp;/system/lib/rfs
 /// fails with error 14001.
 fn start(to: &str) -> String {
     format!(
-        "cd {to} && LD_LIBRARY_PATH={to}/lib:/vendor/lib64 ADSP_LIBRARY_PATH=\"{to}/dsp;{VENDOR_DSP}\" \
+        "cd {to} && {LIBRARIES_VARIABLE}={to}/lib LD_LIBRARY_PATH={to}/lib:/vendor/lib64 ADSP_LIBRARY_PATH=\"{to}/dsp;{VENDOR_DSP}\" \
          setsid nohup ./bin/npuc run bundle --on qnn -p Hello -n 64 > log 2>&1 < /dev/null &"
     )
 }

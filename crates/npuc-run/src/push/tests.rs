@@ -138,6 +138,7 @@ fn an_answer_starts_with_the_pushed_libraries() {
     let folders: Vec<&str> = dsp.split('"').next().unwrap().split(';').collect();
     assert_eq!((folders[0], folders.len()), ("/data/local/tmp/npuc/dsp", 5));
     assert!(folders.iter().all(|folder| folder.starts_with('/') && !folder.contains(':')));
+    assert!(plan.start.contains("NPUC_QNN_LIBRARIES=/data/local/tmp/npuc/lib "));
     assert!(plan.start.contains("LD_LIBRARY_PATH=/data/local/tmp/npuc/lib:/vendor/lib64 "));
     assert!(plan.start.contains("setsid nohup ./bin/npuc ") && plan.start.ends_with("> log 2>&1 < /dev/null &"));
     assert_eq!(plan.start_here(), format!("adb -s 'R5 C' shell '{}'", plan.start));

@@ -26,5 +26,8 @@ pub use profile::{Bounds, Estimate, Profile, Told, Traffic};
 pub use protocol::{Options, Prepare, Stored};
 pub use worker::worker;
 
+/// The variable that names a folder of Qualcomm's libraries other than the fetched ones: the user's own, or those of a device.
+pub const LIBRARIES_VARIABLE: &str = "NPUC_QNN_LIBRARIES";
+
 /// Weights by name.
 type Weights = BTreeMap<String, npuc::Tensor>;

@@ -275,7 +275,8 @@ fn a_call_that_hangs_ends_in_time() {
 fn an_answer_starts_with_its_environment() {
     let bench = Bench::new(false);
     bench.run().unwrap();
-    let script = "#!/bin/sh\necho \"$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH|$*\"\nsleep 0.3\necho done\n";
+    let script =
+        "#!/bin/sh\necho \"$NPUC_QNN_LIBRARIES|$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH|$*\"\nsleep 0.3\necho done\n";
     program(&bench.at("phone/bin/npuc"), script);
     assert!(Command::new("sh").args(["-c", &bench.plan.start]).status().unwrap().success());
     let log = bench.at("phone/log");
@@ -288,7 +289,7 @@ fn an_answer_starts_with_its_environment() {
     let phone = bench.at("phone");
     let phone = phone.display();
     let expected = format!(
-        "{phone}/lib:/vendor/lib64|{phone}/dsp;{}|run bundle --on qnn -p Hello -n 64\ndone\n",
+        "{phone}/lib|{phone}/lib:/vendor/lib64|{phone}/dsp;{}|run bundle --on qnn -p Hello -n 64\ndone\n",
         super::super::VENDOR_DSP
     );
     assert_eq!(said, expected);
