@@ -40,8 +40,8 @@ enum Task {
     Fidelity,
     /// Hold GGUF files that npuc writes against llama.cpp (release build; fetches and builds it with cmake and ninja)
     Peer,
-    /// Real sizes through Qualcomm's libraries: the real model in emulation, the shapes of Llama 3.2 1B and 3B (release build; an hour,
-    /// 16 GB of memory; fetches both)
+    /// Real sizes through Qualcomm's libraries: the shapes of Llama 3.2 3B and 1B, the real model in emulation (release build; two hours,
+    /// 12 GB of memory, 40 GB of disk; fetches libraries and model)
     QnnFull,
     /// Only the house rules: file lengths and headers, unsafe code, large files
     Tidy,

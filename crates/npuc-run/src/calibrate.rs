@@ -118,6 +118,7 @@ pub(crate) fn seen(program: &Program, sequences: &[Vec<u32>], threads: usize) ->
         let recorder = Arc::clone(&recorders[step][segment]);
         Box::new(move |id, elements| recorder.lock().unwrap_or_else(PoisonError::into_inner).see(id, elements))
     })?;
+    session.spare_memory();
     for sequence in sequences {
         session.reset();
         session.feed(sequence, |_| {})?;
@@ -137,6 +138,7 @@ pub fn own_sequences(checkpoint: &Checkpoint, samples: usize, tokens: usize, thr
     let capacity = tokens.min(config.max_positions);
     let program = Program::from_checkpoint(checkpoint.clone(), Some(vec![StepShape { tokens: 1, capacity }]))?;
     let mut session = Session::new(&program, threads, &[])?;
+    session.spare_memory();
     let special = &checkpoint.special;
     let first = special.bos.or(special.first_eos).unwrap_or(0);
     if first as usize >= config.vocab {

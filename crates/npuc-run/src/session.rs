@@ -225,6 +225,11 @@ impl Session {
         })
     }
 
+    /// Lets the host give memory of weights back after each use, see [`Device::spare_memory`].
+    pub(crate) fn spare_memory(&mut self) {
+        self.steps.iter_mut().for_each(|step| step.device.spare_memory());
+    }
+
     /// Tokens seen so far.
     pub fn position(&self) -> usize {
         self.position

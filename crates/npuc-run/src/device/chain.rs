@@ -228,6 +228,16 @@ impl Chain {
         self.links.iter().flat_map(of).collect()
     }
 
+    /// Lets segments on the host give memory of weights back after each use.
+    pub(crate) fn spare_memory(&mut self) {
+        for link in &mut self.links {
+            match &mut link.segment {
+                Segment::Host(step) => step.spare_memory(),
+                Segment::LiteRt(..) | Segment::Qnn(..) => {}
+            }
+        }
+    }
+
     /// Computes one step, segment by segment.
     ///
     /// Errors: the interpreter failed.

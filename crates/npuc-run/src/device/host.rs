@@ -79,6 +79,11 @@ impl HostStep {
         self.executor.saturated().into_iter().map(named).collect()
     }
 
+    /// From now on gives memory of weights back after each use, see [`Executor::spare_memory`].
+    pub fn spare_memory(&mut self) {
+        self.executor.spare_memory();
+    }
+
     /// The same, showing its values to `observer`.
     pub fn observed(mut self, observer: Observer) -> HostStep {
         self.observer = Some(observer);

@@ -58,6 +58,14 @@ impl Device {
         }
     }
 
+    /// Lets the host give memory of weights back after each use: slower, and for models that are larger than the memory should be.
+    pub fn spare_memory(&mut self) {
+        match self {
+            Device::Host(step) => step.spare_memory(),
+            Device::Chain(step) => step.spare_memory(),
+        }
+    }
+
     /// The values computed in whole numbers on the host of which numbers were cut off, with how many.
     pub fn saturated(&self) -> Vec<(String, u64)> {
         match self {

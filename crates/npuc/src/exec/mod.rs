@@ -69,6 +69,8 @@ pub struct Executor {
     /// What makes whole numbers of it, and the buffers that this needs.
     integer: Option<Box<Integer>>,
     rounded: Vec<Vec<f32>>,
+    /// Whether pages of mapped weights are given back after each use.
+    sparing: bool,
 }
 
 impl Executor {
@@ -92,6 +94,7 @@ impl Executor {
             computed: graph.ids().filter(|&id| has_step(&graph.value(id).def)).collect(),
             integer: None,
             rounded: Vec::new(),
+            sparing: false,
         })
     }
 
@@ -109,6 +112,12 @@ impl Executor {
         let mut executor = Executor::new(graph, weights, keep)?;
         executor.integer = Some(Box::new(integer::prepare(&mut executor, graph, weights, encodings)?));
         Ok(executor)
+    }
+
+    /// From now on gives the pages of a mapped weight back to the system whenever an operation has read it, so that a large model takes
+    /// little memory. Reading them again maps them again.
+    pub fn spare_memory(&mut self) {
+        self.sparing = true;
     }
 
     /// How many numbers of each value were beyond its encoding by more than a step in all runs so far, where any were. The mask and
@@ -170,6 +179,9 @@ impl Executor {
                 observe(value, out);
             }
             self.slots[step.slot] = slot;
+            if self.sparing {
+                release(step, &self.stored);
+            }
         }
     }
 
@@ -185,6 +197,15 @@ impl Executor {
     /// The elements of a kept value after a run, as they are computed; `None` if it was not kept.
     pub fn kept(&self, value: ValueId) -> Option<&[f32]> {
         self.kept.get(&value).map(|&(slot, len)| &self.slots[slot][..len])
+    }
+}
+
+/// Gives the pages of the weights that a step has read back to the system.
+fn release(step: &Step, stored: &[Tensor]) {
+    for operand in &step.args {
+        if let Place::Stored(index) = operand.place {
+            stored[index].release(0..stored[index].byte_len());
+        }
     }
 }
 

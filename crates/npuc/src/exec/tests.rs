@@ -9,6 +9,8 @@ use super::*;
 use crate::ir::arbitrary::{Case, cases};
 use crate::ir::naive;
 use crate::ir::text::parse;
+#[cfg(target_os = "linux")]
+use crate::tensor::SourceFile;
 
 /// The numbers in a format, and the numbers that it then really holds.
 fn store(dtype: DType, shape: &Shape, numbers: &[f64]) -> (Tensor, Vec<f64>) {
@@ -130,4 +132,41 @@ fn inputs_and_weights_can_leave_and_be_matrices() {
     assert_eq!(executor.output(0), [1.0, 10.0, 100.0, 1000.0]);
     assert_eq!(executor.output(1), [1.0, 2.0, 3.0, 4.0]);
     assert_eq!(executor.output(2), [21.0, 43.0, 2100.0, 4300.0]);
+}
+
+/// The memory that this process holds of a mapped file, as the system tells it.
+#[cfg(target_os = "linux")]
+fn resident_kib(file: &std::path::Path) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines().skip_while(|line| !line.ends_with(file.to_str().unwrap()));
+    let rss = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    rss.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn spared_memory_goes_back_and_is_read_again() {
+    const SIZE: usize = 2048;
+    let graph = parse(&format!(
+        "graph \"g\" {{\n%0 = input \"x\" : f32[1, {SIZE}]\n%1 = weight \"w\" : f32[{SIZE}, {SIZE}]\n\
+         %2 = linear(%0, %1) : f32[1, {SIZE}]\noutput \"y\" = %2\n}}"
+    ))
+    .unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let numbers: Vec<f32> = (0..SIZE * SIZE).map(|at| (at % 89) as f32).collect();
+    std::fs::write(file.path(), bytemuck::cast_slice(&numbers)).unwrap();
+    let shape = Shape::from([SIZE, SIZE]);
+    let source = SourceFile::open(file.path()).unwrap();
+    let w = Tensor::in_file(DType::F32, shape, source, 0..4 * numbers.len()).unwrap();
+    let mut executor = Executor::new(&graph, &BTreeMap::from([("w".to_string(), w)]), &[]).unwrap();
+    let x = [vec![1.0; SIZE]];
+    executor.run(&[&x]);
+    let (y, whole_kib) = (executor.output(0).to_vec(), (4 * numbers.len() / 1024) as u64);
+    assert!(resident_kib(file.path()) > whole_kib / 2);
+    executor.spare_memory();
+    for _ in 0..2 {
+        executor.run(&[&x]);
+        assert!(resident_kib(file.path()) < whole_kib / 100);
+        assert_eq!(executor.output(0), y);
+    }
 }

@@ -13,6 +13,7 @@ pub fn non_finite(checkpoint: &Checkpoint) -> Vec<Diagnostic> {
         .into_par_iter()
         .filter_map(|(name, tensor)| {
             let (nan, infinite) = count(tensor);
+            tensor.release(0..tensor.byte_len());
             if nan + infinite == 0 {
                 return None;
             }

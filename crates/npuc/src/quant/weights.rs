@@ -128,7 +128,9 @@ pub fn largest(tensor: &Tensor) -> f32 {
             super::largest_magnitude(row)
         },
     );
-    rows.reduce(|| 0.0, f32::max)
+    let largest = rows.reduce(|| 0.0, f32::max);
+    tensor.release(0..tensor.byte_len());
+    largest
 }
 
 /// Bytes of a whole tensor in that format.

@@ -15,6 +15,7 @@ mod protocol;
 mod refusal;
 mod replay;
 mod schematic;
+mod spill;
 mod system;
 mod tensor;
 mod words;

@@ -210,12 +210,13 @@ impl Context {
         Ok(graph)
     }
 
-    /// Writes the context binary, whole or not at all; gives its size.
+    /// Writes the context binary, whole or not at all; gives its size. `rest` is called where the library has made its parts and not yet
+    /// put them together.
     ///
     /// The library fills the mapped file, so that there is no copy of it in memory beside the three or so that the library makes.
     ///
     /// Errors: [`Code::ToolFailed`] if the library does not give it, or gives none; [`Code::Unwritable`].
-    pub(super) fn write(&self, path: &Path) -> Result<u64> {
+    pub(super) fn write(&self, path: &Path, rest: impl FnOnce()) -> Result<u64> {
         let fault = || Diagnostic::error(Code::ToolFailed, "QNN gives no context binary");
         let unwritable =
             |e: io::Error| Diagnostic::error(Code::Unwritable, format!("cannot write the file: {e}")).file(path);
@@ -226,10 +227,11 @@ impl Context {
         if size == 0 {
             return Err(fault().have("0 bytes").into());
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        rest();
         // Readable for whom the user's files are.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-        let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder).map_err(unwritable)?;
+        let mut file =
+            tempfile::Builder::new().permissions(permissions).tempfile_in(folder_of(path)).map_err(unwritable)?;
         // Written out, so that a full disk is an error here and no signal where the mapping is filled.
         io::copy(&mut io::repeat(0).take(size), file.as_file_mut()).map_err(unwritable)?;
         // SAFETY: the file was made just now, under a name that nobody else has.
@@ -280,6 +282,11 @@ impl Context {
         accept(&self.library, status, || fault("QNN does not execute the graph").subject(&graph.name))?;
         Ok(made.iter().flat_map(Buffer::bytes).copied().collect())
     }
+}
+
+/// The folder that a file is in.
+pub(super) fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 impl Drop for Context {

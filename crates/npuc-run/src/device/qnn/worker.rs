@@ -17,9 +17,10 @@ use serde::de::DeserializeOwned;
 
 use super::Weights;
 use super::info::ContextInfo;
-use super::library::{Library, System};
+use super::library::{Library, System, say};
 use super::protocol::{self, ANSWER, Binary, Open, Port, Prepare, Prepared, PreparedGraph, Stored, faults};
-use super::replay::{Context, GraphPorts, Notes, Times};
+use super::replay::{Context, GraphPorts, Notes, Times, folder_of};
+use super::spill::Spill;
 use super::system;
 use crate::device::process::{PLACE, REFUSED, STAGE, read_message, write_message};
 use crate::memory::peak_rss_bytes;
@@ -117,14 +118,22 @@ impl Worker {
         check_all(&descriptions, &weights)?;
         let mut context = Context::new(&library, prepare.soc, prepare.shared)?;
         let mut graphs = Vec::with_capacity(descriptions.len());
+        let mut spill = None;
         for description in &descriptions {
             let times = context.add(description, &weights, prepare, &mut self.answers)?;
             graphs.push(prepared(description, &times));
+            if let (Some(path), false) = (&prepare.binary, prepare.keep) {
+                rest(&mut spill, path);
+            }
         }
         let binary_bytes = match &prepare.binary {
             Some(path) => {
                 self.answers.stage("writing the context binary");
-                Some(context.write(path)?)
+                Some(context.write(path, || {
+                    if !prepare.keep {
+                        rest(&mut spill, path)
+                    }
+                })?)
             }
             None => None,
         };
@@ -177,6 +186,19 @@ impl Worker {
 
     fn context(&mut self, number: usize) -> Result<&mut Option<Context>> {
         self.contexts.get_mut(number).ok_or_else(|| bad_request("a context that was not made"))
+    }
+}
+
+/// Lets the memory of graphs that are only to be written rest in a file beside the binary. Where that fails it stays in memory, and the
+/// log says why.
+fn rest(spill: &mut Option<Spill>, binary: &Path) {
+    let moved = match spill {
+        Some(spill) => spill.take(),
+        None => Spill::in_folder(folder_of(binary)).and_then(|made| spill.insert(made).take()),
+    };
+    match moved {
+        Ok(bytes) => say(&format!("npuc: {bytes} bytes of memory moved to a file")),
+        Err(e) => say(&format!("npuc: memory stays, and was to be moved to a file: {e}")),
     }
 }
 
