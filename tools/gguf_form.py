@@ -1,4 +1,4 @@
-"""Writes a Llama-family checkpoint as GGUF, the way llama.cpp's converter lays it out."""
+"""Writes a checkpoint as GGUF, the way llama.cpp's converter lays it out."""
 import json
 import pathlib
 import struct
@@ -11,7 +11,7 @@ import reference_llama as reference
 
 # general.file_type of files whose matrices are mostly of one type.
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32, "Q4_K": 15}
-GGUF_NAMES = {hf: ours for ours, hf in reference.GGUF_NAMES.items()}
+GGUF_NAMES = {hf: ours for ours, hf in reference.GGUF_NAMES.items() if ours != "token_embd_norm"}
 
 
 def interleave(rows, heads):
@@ -21,15 +21,17 @@ def interleave(rows, heads):
 
 
 def gguf_name(name):
-    parts = name.removeprefix("model.").split(".")
+    if name == "model.embedding_norm.weight":
+        return "token_embd_norm.weight"
+    parts = reference.llama_name(name.removeprefix("model.")).split(".")
     if parts[0] == "layers":
         return f"blk.{parts[1]}.{GGUF_NAMES['.'.join(parts[2:-1])]}.{parts[-1]}"
     return f"{GGUF_NAMES[parts[0]]}.{parts[-1]}"
 
 
-def stored(array, kind):
-    """The bytes and the type of a tensor: vectors stay f32, rows that blocks do not divide become f16."""
-    if array.ndim == 1:
+def stored(array, kind, is_filter):
+    """The bytes and the type of a tensor: vectors and filters stay f32, rows that blocks do not divide become f16."""
+    if array.ndim == 1 or is_filter:
         kind = Type.F32
     elif array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Type.F16
@@ -52,6 +54,22 @@ def add_vocab(writer, vocab):
     writer.add_chat_template(vocab["template"])
 
 
+def layer_kinds(config):
+    """What each layer of LFM2 is, by either of the keys that say it."""
+    attention = config.get("full_attn_idxs") or ()
+    return config.get("layer_types") or [
+        "full_attention" if layer in attention else "conv" for layer in range(config["num_hidden_layers"])]
+
+
+def lfm2_ffn(config):
+    """The feed-forward width of LFM2, adjusted where the config asks for it."""
+    width = config.get("block_ff_dim") or config["intermediate_size"]
+    if not config["block_auto_adjust_ff_dim"]:
+        return width
+    multiple = config["block_multiple_of"]
+    return -(-int(config["block_ffn_dim_multiplier"] * int(2 * width / 3)) // multiple) * multiple
+
+
 def add_config(writer, config, file_type):
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
@@ -63,13 +81,19 @@ def add_config(writer, config, file_type):
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    is_lfm2 = config["model_type"] == "lfm2"
+    writer.add_feed_forward_length(lfm2_ffn(config) if is_lfm2 else config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    kv_heads = config.get("num_key_value_heads") or heads
+    if is_lfm2:
+        writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in layer_kinds(config)])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    else:
+        writer.add_head_count_kv(kv_heads)
     if config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config["norm_eps" if is_lfm2 else "rms_norm_eps"])
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(theta)
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -99,7 +123,9 @@ def write(path, folder, vocab, file_type, version=3, alignment=None):
                 array = interleave(array, heads)
             if arch == "llama" and ".k_proj." in name:
                 array = interleave(array, kv_heads)
-            data, kind = stored(array, Type[file_type])
+            is_filter = ".conv.conv.weight" in name
+            array = array.squeeze(1) if is_filter else array
+            data, kind = stored(array, Type[file_type], is_filter)
             writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
     finish(writer, path, version)
 

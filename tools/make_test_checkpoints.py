@@ -27,6 +27,9 @@ BASE = {"hidden_act": "silu", "initializer_range": 0.02, "num_hidden_layers": 2,
         "rms_norm_eps": 1e-5, "vocab_size": 288, "use_cache": True}
 LLAMA = {**BASE, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
 QWEN2 = {**BASE, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rms_norm_eps": 1e-6}
+LFM2 = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_size": 64, "num_key_value_heads": 2,
+        "vocab_size": 288, "max_position_embeddings": 2048, "norm_eps": 1e-5, "initializer_range": 0.02, "use_cache": True,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 # Each folder: its config.json, the type of its tensors, and what is unusual about which tensors are stored.
 FOLDERS = {
@@ -76,6 +79,19 @@ FOLDERS = {
         "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1,
         "num_key_value_heads": 1, "rope_theta": 10000.0, "rope_scaling": None, "tie_word_embeddings": True,
         "torch_dtype": "float32", "transformers_version": "4.45.0"}, "F32", "only head"),
+    # LFM2 with the keys of the first checkpoints, an adjusted feed-forward width and four taps.
+    "lfm2-old-bf16": (LFM2 | {
+        "block_auto_adjust_ff_dim": True, "block_dim": 64, "block_ff_dim": 120, "block_ffn_dim_multiplier": 1.1,
+        "block_multiple_of": 32, "conv_L_cache": 4, "conv_bias": False, "conv_dim": 64, "full_attn_idxs": [1, 3],
+        "num_attention_heads": 4, "num_hidden_layers": 5, "tie_embedding": True, "theta": 1000000.0,
+        "rope_theta": 1000000.0, "torch_dtype": "bfloat16", "transformers_version": "4.54.0"}, "BF16", None),
+    # LFM2 as today's transformers writes it, with biases, two taps and a head of its own.
+    "lfm2-biases-f32": (LFM2 | {
+        "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "conv_L_cache": 2,
+        "conv_bias": True, "dtype": "float32", "full_attn_idxs": None, "intermediate_size": 96,
+        "layer_types": ["conv", "full_attention", "conv"], "num_attention_heads": 8, "num_hidden_layers": 3,
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}, "tie_word_embeddings": False,
+        "transformers_version": "5.0.0"}, "F32", None),
 }
 
 SMOLLM = tiny_vocab.byte_level(512, "smollm", before=("<|endoftext|>", "<|im_start|>", "<|im_end|>"), bos=1, eos=2, unknown=0,
@@ -96,6 +112,7 @@ GGUFS = {
     "llama-old-linear-f16-v2": ("llama-old-linear-f16", PLAIN, "F16", {"version": 2}),
     "llama-biases-f32": ("llama-biases-f32", PLAIN, "F32", {}),
     "mistral-spm-q8_0": ("mistral-bf16", SPM, "Q8_0", {"alignment": 64}),
+    "lfm2-old-q8_0": ("lfm2-old-bf16", PLAIN, "Q8_0", {}),
     "qwen2-q8_0": ("qwen2-bf16", QWEN, "Q8_0", {}),
     "qwen3-q8_0": ("qwen3-bf16", QWEN, "Q8_0", {}),
 }
@@ -122,8 +139,40 @@ def save(path, tensors, kind="F32"):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def lfm2_shapes(config):
+    """Every parameter of an LFM2 by its Hugging Face name."""
+    hidden, ffn, heads = config["hidden_size"], gguf_form.lfm2_ffn(config), config["num_attention_heads"]
+    head_dim = hidden // heads
+    kv_rows = config["num_key_value_heads"] * head_dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer, kind in enumerate(gguf_form.layer_kinds(config)):
+        prefix = f"model.layers.{layer}"
+        if kind == "conv":
+            parts = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, config["conv_L_cache"]),
+                     "out_proj": (hidden, hidden)}
+            for name, shape in parts.items():
+                yield f"{prefix}.conv.{name}.weight", shape
+                if config["conv_bias"]:
+                    yield f"{prefix}.conv.{name}.bias", shape[:1]
+        else:
+            for name, rows in {"q": heads * head_dim, "k": kv_rows, "v": kv_rows}.items():
+                yield f"{prefix}.self_attn.{name}_proj.weight", (rows, hidden)
+            yield f"{prefix}.self_attn.out_proj.weight", (hidden, heads * head_dim)
+            yield f"{prefix}.self_attn.q_layernorm.weight", (head_dim,)
+            yield f"{prefix}.self_attn.k_layernorm.weight", (head_dim,)
+        for name, shape in {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}.items():
+            yield f"{prefix}.feed_forward.{name}.weight", shape
+        yield f"{prefix}.operator_norm.weight", (hidden,)
+        yield f"{prefix}.ffn_norm.weight", (hidden,)
+    yield "model.embedding_norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
 def shapes(config):
     """Every parameter of a model by its Hugging Face name."""
+    if config["model_type"] == "lfm2":
+        yield from lfm2_shapes(config)
+        return
     hidden, ffn, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kv_rows = config.get("num_key_value_heads", heads) * head_dim
@@ -157,8 +206,8 @@ def spread(config, stored_head, rng):
         elif len(shape) == 1:
             tensors[name] = 1.0 + 0.2 * values
         else:
-            tensors[name] = values * (1.4 / shape[1] ** 0.5)
-    if config["tie_word_embeddings"] and stored_head is None:
+            tensors[name] = values * (1.4 / np.prod(shape[1:]) ** 0.5)
+    if config.get("tie_embedding", config.get("tie_word_embeddings")) and stored_head is None:
         del tensors["lm_head.weight"]
     if stored_head == "only head":
         del tensors["model.embed_tokens.weight"]

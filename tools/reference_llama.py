@@ -1,4 +1,4 @@
-"""The Llama family in numpy, float64 throughout: an oracle that shares no code with npuc.
+"""The Llama and LFM2 families in numpy, float64 throughout: an oracle that shares no code with npuc.
 
 usage: reference_llama.py CHECKPOINT EXPECTED.safetensors [bf16|f16]     (needs: pip install numpy==2.4.6 gguf==0.19.0)
 prints the largest difference of the logits and whether the greedy ids agree; exit code 1 if they do not.
@@ -36,6 +36,21 @@ class Model:
 
     def get(self, name):
         return self.weights[name]
+
+
+# What LFM2 calls the parts that both families have; here they go by Llama's names.
+LFM2_NAMES = {"embedding_norm": "norm", "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+              "self_attn.q_layernorm": "self_attn.q_norm", "self_attn.k_layernorm": "self_attn.k_norm",
+              "self_attn.out_proj": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj",
+              "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj"}
+
+
+def llama_name(name):
+    """A name without `model.`, of either family, as Llama has it."""
+    parts = name.split(".")
+    start = 2 if parts[0] == "layers" else 0
+    module = ".".join(parts[start:-1])
+    return ".".join([*parts[:start], LFM2_NAMES.get(module, module), parts[-1]])
 
 
 def read_safetensors(path):
@@ -90,16 +105,17 @@ def load_folder(path):
     weights = {}
     for file in sorted(path.glob("model*.safetensors")):
         for name, array in read_safetensors(file).items():
-            weights[name.removeprefix("model.")] = array.astype(np.float64)
+            weights[llama_name(name.removeprefix("model."))] = array.astype(np.float64)
     if "embed_tokens.weight" not in weights:
         weights["embed_tokens.weight"] = weights["lm_head.weight"]
     if "lm_head.weight" not in weights:
-        assert config["tie_word_embeddings"], "an untied model without a head"
+        assert config.get("tie_embedding", config.get("tie_word_embeddings")), "an untied model without a head"
         weights["lm_head.weight"] = weights["embed_tokens.weight"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     return Model(config["hidden_size"], config["num_hidden_layers"], heads,
-                 config.get("num_key_value_heads") or heads, head_dim, config["rms_norm_eps"],
+                 config.get("num_key_value_heads") or heads, head_dim,
+                 config["norm_eps" if config["model_type"] == "lfm2" else "rms_norm_eps"],
                  rope_frequencies(config, head_dim), False, weights)
 
 
@@ -107,7 +123,8 @@ GGUF_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm
               "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
               "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_norm": "input_layernorm",
               "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-              "ffn_down": "mlp.down_proj"}
+              "ffn_down": "mlp.down_proj", "token_embd_norm": "norm", "shortconv.in_proj": "conv.in_proj",
+              "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj"}
 
 
 def load_gguf(path):
@@ -127,7 +144,8 @@ def load_gguf(path):
             continue
         parts = tensor.name.split(".")
         prefix = f"layers.{parts[1]}." if parts[0] == "blk" else ""
-        weights[f"{prefix}{GGUF_NAMES[parts[-2]]}.{parts[-1]}"] = array
+        module = ".".join(parts[2 if prefix else 0:-1])
+        weights[f"{prefix}{GGUF_NAMES[module]}.{parts[-1]}"] = array
     weights.setdefault("lm_head.weight", weights["embed_tokens.weight"])
     hidden, heads = field("embedding_length"), field("attention.head_count")
     head_dim = field("attention.key_length", hidden // heads)
@@ -136,7 +154,8 @@ def load_gguf(path):
     assert scaling in ("none", "linear"), scaling
     if scaling == "linear":
         frequencies = frequencies / field("rope.scaling.factor")
-    return Model(hidden, field("block_count"), heads, field("attention.head_count_kv", heads), head_dim,
+    kv_heads = field("attention.head_count_kv", heads)  # of LFM2 one for each layer, 0 where there is a convolution
+    return Model(hidden, field("block_count"), heads, max(kv_heads) if isinstance(kv_heads, list) else kv_heads, head_dim,
                  field("attention.layer_norm_rms_epsilon"), frequencies / divisors, arch == "llama", weights)
 
 
@@ -193,6 +212,16 @@ def attention(model, prefix, x):
     return linear(model, f"{prefix}.o_proj", out.reshape(tokens, -1))
 
 
+def short_conv(model, prefix, x):
+    """The gated convolution of LFM2, tap by tap over a sequence that zeros come before."""
+    before, after, value = np.split(linear(model, f"{prefix}.in_proj", x), 3, -1)
+    taps = model.get(f"{prefix}.conv.weight").reshape(model.hidden, -1)
+    width = taps.shape[1]
+    rows = np.concatenate([np.zeros((width - 1, model.hidden)), before * value])
+    mixed = sum(rows[tap:tap + len(x)] * taps[:, tap] for tap in range(width))
+    return linear(model, f"{prefix}.out_proj", after * (mixed + model.weights.get(f"{prefix}.conv.bias", 0.0)))
+
+
 def feed_forward(model, prefix, x):
     gate = linear(model, f"{prefix}.gate_proj", x)
     return linear(model, f"{prefix}.down_proj", gate / (1.0 + np.exp(-gate)) * linear(model, f"{prefix}.up_proj", x))
@@ -204,7 +233,10 @@ def logits(model, ids):
     for layer in range(model.layers):
         prefix = f"layers.{layer}"
         normed = rms_norm(x, model.get(f"{prefix}.input_layernorm.weight"), model.eps)
-        x = x + attention(model, f"{prefix}.self_attn", normed)
+        if f"{prefix}.conv.conv.weight" in model.weights:
+            x = x + short_conv(model, f"{prefix}.conv", normed)
+        else:
+            x = x + attention(model, f"{prefix}.self_attn", normed)
         normed = rms_norm(x, model.get(f"{prefix}.post_attention_layernorm.weight"), model.eps)
         x = x + feed_forward(model, f"{prefix}.mlp", normed)
     return linear(model, "lm_head", rms_norm(x, model.get("norm.weight"), model.eps))

@@ -111,7 +111,7 @@ fn open(path: &Path) -> Result<Model> {
         let text = std::fs::read(path).map_err(|error| {
             Diagnostic::error(Code::Unreadable, format!("cannot read the file: {error}")).file(path)
         })?;
-        let config = ModelConfig::Llama(config_hf::parse(&text, path)?.model);
+        let config = config_hf::parse(&text, path)?.model;
         return Ok(Model { config, weights: None, warnings: Vec::new() });
     }
     let checkpoint = front::open(path)?;

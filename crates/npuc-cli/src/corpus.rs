@@ -4,7 +4,7 @@ use std::path::Path;
 
 use npuc::{Code, Diagnostic, Error, Result};
 use npuc_run::corpus::read_text;
-use npuc_run::program::{Program, sizes};
+use npuc_run::program::Program;
 use npuc_run::text::TextModel;
 
 use crate::args::CorpusArgs;
@@ -41,7 +41,7 @@ pub(crate) fn given(args: &CorpusArgs, program: &Program, model: &Path) -> Resul
         }
         (None, Some(file)) => {
             let ids = read_ids(file)?;
-            let vocab = sizes(&program.config).vocab;
+            let vocab = program.config.vocab();
             if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
                 let fault = Diagnostic::error(Code::BadTokenId, "a token id is outside the vocabulary").file(file);
                 return Err(fault.need(format!("ids below {vocab}")).have(id).into());
@@ -54,7 +54,7 @@ pub(crate) fn given(args: &CorpusArgs, program: &Program, model: &Path) -> Resul
 
 /// A few short prompts of npuc's own: texts where the model has a tokenizer.
 pub(crate) fn prompts(program: &Program) -> Result<Vec<Vec<u32>>> {
-    let vocab = sizes(&program.config).vocab as u32;
+    let vocab = program.config.vocab() as u32;
     match &program.text {
         Ok(Some(text)) => PROMPTS.iter().map(|prompt| text.tokenizer.encode(prompt, true)).collect(),
         Ok(None) | Err(_) => {

@@ -2,7 +2,7 @@
 
 use npuc::Result;
 use npuc::front::ModelConfig;
-use npuc::front::config::RopeScaling;
+use npuc::front::config::{LayerKind, RopeScaling};
 use npuc_run::inspect::{Inspection, inspect};
 
 use crate::args::{InspectArgs, shapes};
@@ -41,28 +41,50 @@ fn render(inspection: &Inspection) -> String {
 }
 
 fn architecture(inspection: &Inspection) -> Vec<String> {
-    let ModelConfig::Llama(config) = &inspection.config;
-    let attention = format!("{} query and {} key/value heads of {}", config.heads, config.kv_heads, config.head_dim);
-    let mut parts = vec![];
-    for (present, part) in [
-        (config.qkv_bias, "q/k/v bias"),
-        (config.o_bias, "output bias"),
-        (config.mlp_bias, "feed-forward bias"),
-        (config.qk_norm, "q/k norm"),
-        (config.tied, "tied head"),
-    ] {
-        if present {
-            parts.push(part);
-        }
-    }
+    let config = &inspection.config;
+    let (architecture, mut parts) = family(config);
+    parts.extend(config.tied().then_some("tied head"));
     let extras = if parts.is_empty() { String::new() } else { format!(", {}", parts.join(", ")) };
-    vec![
-        format!("architecture  {:?} ({})", config.architecture, inspection.form).to_lowercase(),
-        format!("layers        {} of width {}, feed-forward {}{extras}", config.layers, config.hidden, config.ffn),
-        format!("attention     {attention}"),
-        format!("rope          theta {}, {}", config.rope.theta, scaling(&config.rope.scaling)),
-        format!("context       {}, vocabulary {}", config.max_positions, config.vocab),
-    ]
+    let mut lines = vec![
+        format!("architecture  {architecture} ({})", inspection.form).to_lowercase(),
+        format!(
+            "layers        {} of width {}, feed-forward {}{extras}",
+            config.layers(),
+            config.hidden(),
+            config.ffn()
+        ),
+    ];
+    let of = |kind| (0..config.layers()).filter(|&layer| config.kind(layer) == kind).count();
+    let (attention, convolutions) = (of(LayerKind::Attention), of(LayerKind::Convolution));
+    let (heads, kv_heads, head_dim) = (config.heads(), config.kv_heads(), config.head_dim());
+    let within = if convolutions > 0 { format!(" in {attention} layers") } else { String::new() };
+    if convolutions > 0 {
+        lines.push(format!("convolution   over {} tokens in {convolutions} layers", config.history() + 1));
+    }
+    lines.extend([
+        format!("attention     {heads} query and {kv_heads} key/value heads of {head_dim}{within}"),
+        format!("rope          theta {}, {}", config.rope().theta, scaling(&config.rope().scaling)),
+        format!("context       {}, vocabulary {}", config.max_positions(), config.vocab()),
+    ]);
+    lines
+}
+
+/// The name of an architecture, and what its layers have besides the matrices.
+fn family(config: &ModelConfig) -> (String, Vec<&'static str>) {
+    let named = match config {
+        ModelConfig::Llama(config) => vec![
+            (config.qkv_bias, "q/k/v bias"),
+            (config.o_bias, "output bias"),
+            (config.mlp_bias, "feed-forward bias"),
+            (config.qk_norm, "q/k norm"),
+        ],
+        ModelConfig::Lfm2(config) => vec![(config.conv_bias, "convolution bias"), (true, "q/k norm")],
+    };
+    let name = match config {
+        ModelConfig::Llama(config) => format!("{:?}", config.architecture),
+        ModelConfig::Lfm2(_) => config.family().to_owned(),
+    };
+    (name, named.into_iter().filter_map(|(present, part)| present.then_some(part)).collect())
 }
 
 fn scaling(scaling: &RopeScaling) -> String {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use npuc::back::gguf::check_formats;
 use npuc::bundle::{CalibrationRecord, RecipeRecord};
-use npuc::front::{Checkpoint, ModelConfig};
+use npuc::front::Checkpoint;
 use npuc::place::parse_bytes;
 use npuc::quant::fold::{Folds, Site};
 use npuc::quant::hadamard::Rotation;
@@ -51,7 +51,7 @@ pub(crate) fn prepare(
     threads: usize,
     output: Output,
 ) -> Result<Prepared> {
-    let folds = folds(checkpoint, how);
+    let folds = folds(checkpoint, how)?;
     let plan = Plan::new(checkpoint, &folds, &recipe, destination, how.strict)?;
     if is_gguf {
         check_formats(&plan)?;
@@ -140,7 +140,7 @@ impl Prepared {
     /// How many matrices have each format.
     pub(crate) fn formats(&self) -> BTreeMap<String, usize> {
         let mut formats = BTreeMap::new();
-        for weight in self.plan.weights.iter().filter(|weight| weight.shape.len() > 1) {
+        for weight in self.plan.weights.iter().filter(|weight| weight.role.is_matrix()) {
             *formats.entry(weight.to.name().to_owned()).or_default() += 1;
         }
         formats
@@ -156,11 +156,18 @@ const fn is_whole(activation: Activation) -> bool {
 }
 
 /// What is folded into the weights. Scales are found later; where they will be is marked by ones.
-fn folds(checkpoint: &Checkpoint, how: &RecipeArgs) -> Folds {
-    let ModelConfig::Llama(config) = &checkpoint.config;
+///
+/// Errors: a model whose weights npuc does not fold into.
+fn folds(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Folds> {
+    for (asked, flag) in [(how.rotate, "--rotate"), (how.scale, "--scale")] {
+        if asked {
+            checkpoint.config.llama_only(&format!("folding into weights ({flag})"), &format!("leave out {flag}"))?;
+        }
+    }
+    let config = &checkpoint.config;
     let mut folds = if how.rotate {
         let rotation = |len| Arc::new(Rotation::of(len, how.seed));
-        Folds::rotated(&checkpoint.config, &rotation(config.hidden), &rotation(config.head_dim))
+        Folds::rotated(&checkpoint.config, &rotation(config.hidden()), &rotation(config.head_dim()))
     } else {
         Folds::none(&checkpoint.config)
     };
@@ -169,7 +176,7 @@ fn folds(checkpoint: &Checkpoint, how: &RecipeArgs) -> Folds {
             folds.scale(site, &vec![1.0; site.width(&checkpoint.config)]);
         }
     }
-    folds
+    Ok(folds)
 }
 
 /// How weights are rounded.

@@ -14,7 +14,7 @@ use npuc::back::qnn::Description;
 use npuc::back::qnn::description::Param;
 use npuc::bundle;
 use npuc::exec::to_f32;
-use npuc::front::{self, ModelConfig};
+use npuc::front;
 use npuc::ir::Def;
 use npuc::{Code, Tensor};
 use npuc_run::contexts;
@@ -44,7 +44,7 @@ fn start() -> Qnn {
 fn cut(folder: &Path) {
     let path = npuc_fetch::models::smollm2(&mut |line| eprintln!("{line}")).unwrap_or_else(|e| panic!("{e}"));
     let checkpoint = front::open(&path).unwrap();
-    let ModelConfig::Llama(config) = &checkpoint.config;
+    let config = &checkpoint.config;
     let kept =
         |name: &str| !name.starts_with("layers.") || name.starts_with("layers.0.") || name.starts_with("layers.1.");
     let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
@@ -60,9 +60,9 @@ fn cut(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
     fs::write(folder.join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
     let config = json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": config.hidden,
-        "intermediate_size": config.ffn, "num_hidden_layers": 2, "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "vocab_size": VOCAB,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": config.hidden(),
+        "intermediate_size": config.ffn(), "num_hidden_layers": 2, "num_attention_heads": config.heads(),
+        "num_key_value_heads": config.kv_heads(), "head_dim": config.head_dim(), "vocab_size": VOCAB,
         "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "hidden_act": "silu",
         "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2,
     });

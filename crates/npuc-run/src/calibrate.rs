@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use npuc::back::{BackEnd, Chunk, qnn, tflite};
 use npuc::build::weight_types;
 use npuc::fit::Request;
-use npuc::front::{Checkpoint, ModelConfig};
+use npuc::front::Checkpoint;
 use npuc::model::{Part, StepShape, llama};
 use npuc::quant::{self, Ranges, Recorder};
 use npuc::{Code, Diagnostic, Result};
@@ -134,17 +134,17 @@ pub(crate) fn seen(program: &Program, sequences: &[Vec<u32>], threads: usize) ->
 ///
 /// Errors: a model that gives scores that are not numbers, or whose first token is outside its vocabulary.
 pub fn own_sequences(checkpoint: &Checkpoint, samples: usize, tokens: usize, threads: usize) -> Result<Vec<Vec<u32>>> {
-    let ModelConfig::Llama(config) = &checkpoint.config;
-    let capacity = tokens.min(config.max_positions);
+    let config = &checkpoint.config;
+    let capacity = tokens.min(config.max_positions());
     let program = Program::from_checkpoint(checkpoint.clone(), Some(vec![StepShape { tokens: 1, capacity }]))?;
     let mut session = Session::new(&program, threads, &[])?;
     session.spare_memory();
     let special = &checkpoint.special;
     let first = special.bos.or(special.first_eos).unwrap_or(0);
-    if first as usize >= config.vocab {
+    if first as usize >= config.vocab() {
         return Err(Diagnostic::error(Code::BadConfig, "the model cannot begin a text with its first token")
             .subject("bos_token_id")
-            .need(format!("an id below {}", config.vocab))
+            .need(format!("an id below {}", config.vocab()))
             .have(first)
             .help("mend the id, or give a text with --calibration")
             .into());

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use npuc::bundle::CalibrationRecord;
-use npuc::front::{Checkpoint, ModelConfig};
+use npuc::front::Checkpoint;
 use npuc::quant::stream::check_finite;
 use npuc::{Code, Diagnostic, Error, Result};
 use serde::Deserialize;
@@ -59,8 +59,7 @@ impl Corpus {
             let fault = Diagnostic::error(Code::BadArgument, "the text to calibrate with is too short").file(path);
             return Err(fault.need(format!("{FEWEST_TOKENS} tokens at least")).have(format!("{total} tokens")).into());
         }
-        let ModelConfig::Llama(config) = &checkpoint.config;
-        let tokens = amount.tokens.min(config.max_positions).max(1);
+        let tokens = amount.tokens.min(checkpoint.config.max_positions()).max(1);
         let pieces: Vec<&[u32]> = documents.iter().flat_map(|ids| ids.chunks(tokens)).collect();
         let whole = pieces.iter().copied().filter(|ids| ids.len() == tokens);
         let pieces = if whole.clone().count() >= amount.samples { whole.collect() } else { pieces };

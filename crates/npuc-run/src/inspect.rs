@@ -10,7 +10,7 @@ use npuc::model::{Role, StepShape, weight_specs};
 use npuc::{DType, Diagnostic, Result, Tensor};
 use serde::Serialize;
 
-use crate::program::{default_shapes, sizes};
+use crate::program::default_shapes;
 use crate::session::Layout;
 use crate::text::TextModel;
 
@@ -180,7 +180,7 @@ fn step_memory(model: &Model, shape: StepShape, weights_bytes: u64) -> Result<St
         types.entry(spec.name).or_insert(Type { dtype: DType::F32, shape: spec.shape });
     }
     let graph = npuc::model::build_step(&model.config, &types, shape, npuc::target::host().protocol)?;
-    let layout = Layout { sizes: sizes(&model.config), protocol: npuc::target::host().protocol };
+    let layout = Layout { config: &model.config, protocol: npuc::target::host().protocol };
     let activation_bytes = npuc::exec::buffer_bytes(&graph) + layout.input_bytes(shape);
     Ok(StepMemory { shape, weights_bytes, cache_bytes: layout.cache_bytes(shape), activation_bytes })
 }

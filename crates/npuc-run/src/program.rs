@@ -10,10 +10,9 @@ use npuc::build::{self, Plan};
 use npuc::bundle::write::Contents;
 use npuc::bundle::{self, Bundle, TOKENIZER, is_bundle};
 use npuc::fit::Request;
-use npuc::front::config::Rope;
 use npuc::front::{self, Checkpoint, ModelConfig};
 use npuc::ir::Graph;
-use npuc::model::{CacheProtocol, Part, StepShape, llama};
+use npuc::model::{CacheProtocol, Part, StepShape};
 use npuc::quant::Encodings;
 use npuc::target::{Checked, Number, Precision, Target};
 use npuc::{Diagnostic, Result, Tensor, target};
@@ -72,25 +71,6 @@ pub struct Segment {
     pub emitted: Option<PathBuf>,
     /// What the whole numbers of its values mean, where the host computes in them.
     pub encodings: Option<Arc<Encodings>>,
-}
-
-/// The sizes of a model that a session needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes<'a> {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Number of layers with a cache.
-    pub layers: usize,
-    /// Key/value heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Number of token ids.
-    pub vocab: usize,
-    /// The rotary embedding.
-    pub rope: &'a Rope,
-    /// The canonical name of the embedding table.
-    pub embedding: &'static str,
 }
 
 impl Program {
@@ -226,21 +206,6 @@ pub(crate) fn hidden_mask(request: &Request) -> i32 {
     if request.question.precision.activation == Number::Int16 { i32::MIN } else { request.target.hidden_mask }
 }
 
-/// The sizes that a session needs.
-pub fn sizes(config: &ModelConfig) -> Sizes<'_> {
-    match config {
-        ModelConfig::Llama(config) => Sizes {
-            hidden: config.hidden,
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            vocab: config.vocab,
-            rope: &config.rope,
-            embedding: llama::EMBEDDING,
-        },
-    }
-}
-
 /// The step shapes of a build for `target`: what MediaTek's runtime takes for its chips, a prefill and a decode step in one
 /// context binary for Qualcomm's, [`default_shapes`] otherwise.
 pub fn default_shapes_for(target: &Target, config: &ModelConfig) -> Vec<StepShape> {
@@ -249,8 +214,7 @@ pub fn default_shapes_for(target: &Target, config: &ModelConfig) -> Vec<StepShap
         Some(BackEnd::Qnn) => (CONTEXT_PREFILL_TOKENS, DEFAULT_CAPACITY),
         Some(BackEnd::Host) | None => return default_shapes(config),
     };
-    let ModelConfig::Llama(llama) = config;
-    let capacity = llama.max_positions.min(capacity);
+    let capacity = config.max_positions().min(capacity);
     let mut tokens = vec![prefill.min(capacity), 1];
     tokens.dedup();
     tokens.into_iter().map(|tokens| StepShape { tokens, capacity }).collect()
@@ -263,8 +227,7 @@ pub fn default_shapes(config: &ModelConfig) -> Vec<StepShape> {
 
 /// The same against `capacity` rows where the model's context is not smaller.
 pub fn shapes_of(config: &ModelConfig, capacity: usize) -> Vec<StepShape> {
-    let ModelConfig::Llama(llama) = config;
-    let capacity = llama.max_positions.min(capacity);
+    let capacity = config.max_positions().min(capacity);
     let tokens = DEFAULT_PREFILL_TOKENS.into_iter().chain([1]).filter(|&tokens| tokens <= capacity);
     tokens.map(|tokens| StepShape { tokens, capacity }).collect()
 }

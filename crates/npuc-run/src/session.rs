@@ -13,8 +13,9 @@ use std::time::Duration;
 use npuc::bundle::EMBEDDING_TABLE;
 use npuc::exec::buffer_bytes;
 use npuc::ir::{Graph, ValueId};
+use npuc::model::llama::EMBEDDING;
 use npuc::model::rope::frequencies;
-use npuc::model::{CacheProtocol, Port, StepShape};
+use npuc::model::{CacheProtocol, Port, StateKind, StepShape};
 use npuc::tensor::Tensor;
 use npuc::{Code, Diagnostic, Error, Result, Shape};
 use rayon::ThreadPool;
@@ -24,13 +25,13 @@ use crate::device::litert::LiteRt;
 use crate::device::qnn::{Context as QnnContext, Qnn};
 use crate::device::{Device, chain};
 use crate::memory;
-use crate::program::{self, Program, sizes};
+use crate::program::{self, Program};
 use crate::toolchain::Installed;
 
 pub(crate) mod ports;
 
 pub(crate) use ports::Layout;
-use ports::{CacheSize, Context, fill_angles, fill_embeds, fill_mask, fill_write_mask, place_rows};
+use ports::{Context, StateSize, fill_angles, fill_embeds, fill_history, fill_mask, fill_write_mask, place_rows};
 
 /// A model with its caches.
 pub struct Session {
@@ -39,9 +40,14 @@ pub struct Session {
     hidden_mask: f32,
     /// The graphs, the one with most tokens first, the one of a single token last.
     steps: Vec<Step>,
-    /// The caches `[kv_heads, capacity, head_dim]`, in the port order that all graphs share.
+    /// The caches and the rows that convolutions keep, in the port order that all graphs share.
     states: Vec<Vec<f32>>,
-    cache: CacheSize,
+    kinds: Vec<StateKind>,
+    size: StateSize,
+    /// Rows that convolutions keep; 0 in models without any.
+    history: usize,
+    /// Whether padding before the first token leaves no trace in what convolutions keep.
+    padding_stays_zero: bool,
     /// Valid rows of the caches.
     position: usize,
     /// The tokens in these rows.
@@ -87,7 +93,7 @@ impl Session {
     /// Errors: graphs that do not fit the program's model, weights that are absent.
     pub fn new(program: &Program, threads: usize, keep: &[String]) -> Result<Session> {
         let pool = thread_pool(threads)?;
-        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        let layout = Layout { config: &program.config, protocol: program.protocol };
         refuse_too_large(program, &layout)?;
         let mut steps = Vec::new();
         for program::Step { shape, segments } in &program.steps {
@@ -124,7 +130,7 @@ impl Session {
         pool: &Arc<ThreadPool>,
         mut observer: impl FnMut(usize, usize) -> Observer,
     ) -> Result<Session> {
-        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        let layout = Layout { config: &program.config, protocol: program.protocol };
         refuse_too_large(program, &layout)?;
         let mut observed = Vec::new();
         for (place, program::Step { shape, segments }) in steps.iter().enumerate() {
@@ -150,7 +156,7 @@ impl Session {
                 .into());
         }
         let pool = thread_pool(threads)?;
-        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        let layout = Layout { config: &program.config, protocol: program.protocol };
         let litert = Rc::new(RefCell::new(LiteRt::start(tool, limit)?));
         let mut steps = Vec::new();
         for program::Step { shape, segments } in &program.steps {
@@ -172,7 +178,7 @@ impl Session {
     ///
     /// Errors: as [`Session::new`]; a context that lacks a graph.
     pub fn on_qnn(program: &Program, contexts: Vec<QnnContext>, qnn: Qnn) -> Result<Session> {
-        let layout = Layout { sizes: sizes(&program.config), protocol: program.protocol };
+        let layout = Layout { config: &program.config, protocol: program.protocol };
         refuse_too_large(program, &layout)?;
         let qnn = Rc::new(RefCell::new(qnn));
         let contexts: Vec<Rc<QnnContext>> = contexts.into_iter().map(Rc::new).collect();
@@ -194,7 +200,7 @@ impl Session {
     }
 
     fn over(program: &Program, layout: &Layout<'_>, steps: Vec<Step>) -> Result<Session> {
-        let sizes = layout.sizes;
+        let config = layout.config;
         let Some(shape) = steps.last().map(|step| step.shape).filter(|shape| shape.tokens == 1) else {
             return Err(Diagnostic::error(Code::BadBundle, "the program has no graph that takes one token").into());
         };
@@ -202,26 +208,30 @@ impl Session {
             let fault = Diagnostic::error(Code::BadBundle, "the graphs of the program have different capacities");
             return Err(fault.need(shape.capacity).have(other.shape.capacity).into());
         }
-        let table = program.weights.get(EMBEDDING_TABLE).or_else(|| program.weights.get(sizes.embedding));
-        let embedding = table.filter(|t| *t.shape == [sizes.vocab, sizes.hidden]);
+        let table = program.weights.get(EMBEDDING_TABLE).or_else(|| program.weights.get(EMBEDDING));
+        let embedding = table.filter(|t| *t.shape == [config.vocab(), config.hidden()]);
         let embedding = embedding.cloned().ok_or_else(|| {
             Diagnostic::error(Code::MissingTensor, "the program lacks its embedding table")
-                .subject(sizes.embedding)
-                .need(Shape::from([sizes.vocab, sizes.hidden]))
+                .subject(EMBEDDING)
+                .need(Shape::from([config.vocab(), config.hidden()]))
         })?;
-        let states = layout.inputs().into_iter().filter(|port| matches!(port, Port::Past(..)));
+        let states: Vec<Port> = layout.states(Port::Past).collect();
+        let kinds = (0..config.layers()).flat_map(|layer| StateKind::of(config.kind(layer)).iter().copied());
         Ok(Session {
             protocol: program.protocol,
             hidden_mask: program.hidden_mask,
-            states: states.map(|port| vec![0.0; layout.elements(port, shape)]).collect(),
+            states: states.into_iter().map(|port| vec![0.0; layout.elements(port, shape)]).collect(),
+            kinds: kinds.collect(),
             steps,
-            cache: CacheSize { capacity: shape.capacity, head_dim: sizes.head_dim },
+            size: StateSize { capacity: shape.capacity, head_dim: config.head_dim(), hidden: config.hidden() },
+            history: config.history(),
+            padding_stays_zero: config.padding_stays_zero(),
             position: 0,
             tokens: Vec::with_capacity(shape.capacity),
             latest: None,
             embedding,
-            frequencies: frequencies(sizes.rope, sizes.head_dim),
-            vocab: sizes.vocab,
+            frequencies: frequencies(config.rope(), config.head_dim()),
+            vocab: config.vocab(),
         })
     }
 
@@ -237,7 +247,7 @@ impl Session {
 
     /// Tokens the caches can hold.
     pub fn capacity(&self) -> usize {
-        self.cache.capacity
+        self.size.capacity
     }
 
     /// Number of token ids.
@@ -254,14 +264,15 @@ impl Session {
     }
 
     /// Goes back to where the conversation and `prompt` part, and gives how many tokens of the prompt are
-    /// there already: at most all but the last, whose scores have to be computed. Rows of a shifted cache
-    /// cannot be taken back, so such a session starts anew.
+    /// there already: at most all but the last, whose scores have to be computed. Rows of a shifted cache and what
+    /// convolutions keep cannot be taken back, so such a session starts anew.
     pub fn rewind_to(&mut self, prompt: &[u32]) -> usize {
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let kept = match self.protocol {
             CacheProtocol::Append | CacheProtocol::OneHot => common.min(prompt.len().saturating_sub(1)),
             CacheProtocol::Shift => 0,
         };
+        let kept = if self.history > 0 && kept < self.position { 0 } else { kept };
         if kept == 0 {
             self.reset();
         }
@@ -302,7 +313,7 @@ impl Session {
         self.check(ids)?;
         let mut rest = ids;
         let shapes: Vec<usize> = self.steps.iter().map(|step| step.shape.tokens).collect();
-        for chunk in chunks(&shapes, ids.len(), self.protocol, self.position) {
+        for chunk in chunks(&shapes, ids.len(), self.protocol, self.position == 0 && self.padding_stays_zero) {
             let (now, later) = rest.split_at(chunk.valid);
             self.step(chunk, now)?;
             let first = self.first_row(chunk);
@@ -328,12 +339,12 @@ impl Session {
                 .into());
         }
         let need = self.position + ids.len();
-        if need <= self.cache.capacity {
+        if need <= self.size.capacity {
             return Ok(());
         }
         Err(Diagnostic::error(Code::ContextExceeded, "the tokens do not fit the context")
             .need(format!("{need} rows: {} there and {} new", self.position, ids.len()))
-            .have(format!("a capacity of {}", self.cache.capacity))
+            .have(format!("a capacity of {}", self.size.capacity))
             .help("shorten the prompt or build with a larger capacity (--shapes)")
             .into())
     }
@@ -363,6 +374,7 @@ impl Session {
                 Port::RopeSin => fill_angles(buffer, &self.frequencies, context, f32::sin),
                 Port::Mask => fill_mask(buffer, step.shape, context),
                 Port::WriteMask => fill_write_mask(buffer, step.shape, context),
+                Port::History => fill_history(buffer, self.history, step.shape, context),
                 Port::Past(..)
                 | Port::New(..)
                 | Port::Next(..)
@@ -375,10 +387,10 @@ impl Session {
             }
         }
         step.device.run(&[&step.inputs, &self.states])?;
-        for (state, &output) in self.states.iter_mut().zip(&step.state_outputs) {
+        for ((state, &kind), &output) in self.states.iter_mut().zip(&self.kinds).zip(&step.state_outputs) {
             let rows = step.device.output(output);
             match self.protocol {
-                CacheProtocol::Append => place_rows(state, rows, self.cache, step.shape.tokens, context),
+                CacheProtocol::Append => place_rows(state, rows, kind, self.size, step.shape.tokens, context),
                 CacheProtocol::Shift | CacheProtocol::OneHot => state.copy_from_slice(rows),
             }
         }
@@ -392,7 +404,7 @@ impl Session {
 impl Step {
     fn new(shape: StepShape, device: Device, kept: Vec<Kept>, layout: &Layout<'_>) -> Result<Step> {
         let fault = |what: &str| Diagnostic::error(Code::BadBundle, what).subject(shape.to_string());
-        let (inputs, outputs) = (layout.inputs(), layout.outputs());
+        let (inputs, outputs) = (layout.inputs(shape), layout.outputs());
         let described = |port: &Port| (port.to_string(), layout.elements(*port, shape));
         let expected: Vec<(String, usize)> = inputs.iter().map(described).collect();
         let have: Vec<(String, usize)> = device.inputs();
@@ -452,8 +464,9 @@ fn no_values() -> Error {
 /// How `count` tokens are cut into steps of the given sizes (largest first, 1 last).
 ///
 /// Full steps of the largest size, then what is left in the smallest step that takes it, padded. A
-/// shifted cache takes every row of a step, so there padding may only come before the first token.
-fn chunks(sizes: &[usize], count: usize, protocol: CacheProtocol, position: usize) -> Vec<Chunk> {
+/// shifted cache takes every row of a step, so there padding may only come before the first token, and where `pads_first`
+/// says that it may.
+fn chunks(sizes: &[usize], count: usize, protocol: CacheProtocol, pads_first: bool) -> Vec<Chunk> {
     let (Some(&largest), false) = (sizes.first(), count == 0) else { return Vec::new() };
     let full = Chunk { step: 0, valid: largest };
     let rest = count % largest;
@@ -462,7 +475,7 @@ fn chunks(sizes: &[usize], count: usize, protocol: CacheProtocol, position: usiz
     let whole = std::iter::repeat_n(full, count / largest);
     match protocol {
         CacheProtocol::Append | CacheProtocol::OneHot => whole.chain(padded).collect(),
-        CacheProtocol::Shift if position == 0 => padded.into_iter().chain(whole).collect(),
+        CacheProtocol::Shift if pads_first => padded.into_iter().chain(whole).collect(),
         CacheProtocol::Shift => {
             let mut exact = Vec::new();
             let mut rest = count;

@@ -36,11 +36,15 @@ fn check(model: &Path, reference: &Path, max_abs: &str, round: Option<fn(f32) ->
 /// Rounds the rotary frequencies as the script did that computed the outputs of the 16-bit fixtures: it cast the
 /// model with its frequency buffer to 16 bits and back. A model that is loaded keeps them in f32.
 fn round_frequencies(program: &mut Program, round: fn(f32) -> f32) {
-    let ModelConfig::Llama(config) = &mut program.config;
-    let scaled = frequencies(&config.rope, config.head_dim);
-    let plain = frequencies(&Rope { scaling: RopeScaling::None, ..config.rope.clone() }, config.head_dim);
+    let head_dim = program.config.head_dim();
+    let rope = match &mut program.config {
+        ModelConfig::Llama(config) => &mut config.rope,
+        ModelConfig::Lfm2(config) => &mut config.rope,
+    };
+    let scaled = frequencies(rope, head_dim);
+    let plain = frequencies(&Rope { scaling: RopeScaling::None, ..rope.clone() }, head_dim);
     let factors = plain.iter().zip(scaled).map(|(plain, scaled)| plain / round(scaled)).collect();
-    config.rope.scaling = RopeScaling::Factors { factors };
+    rope.scaling = RopeScaling::Factors { factors };
 }
 
 #[test]
@@ -52,6 +56,8 @@ fn fixtures_of_transformers() {
         ("llama-gqa3-f32", "2e-4", None),
         ("llama-untied-sharded-f16", "2e-3", Some(f16_round)),
         ("llama3-tied-bf16", "2e-3", Some(bf16_round)),
+        ("lfm2-f32", "2e-4", None),
+        ("lfm2-bf16", "2e-3", Some(bf16_round)),
     ] {
         let folder = fixtures.join(name);
         check(&folder, &folder.join("expected.safetensors"), max_abs, round);

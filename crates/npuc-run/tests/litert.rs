@@ -63,15 +63,14 @@ fn difference((mut litert, mut host): (Session, Session), feeds: &[usize]) -> f3
 
 /// Every way to cut: whole, a layer each, the head alone, the head in parts of which the last has padding.
 fn cuts(config: &ModelConfig) -> Vec<Vec<Part>> {
-    let ModelConfig::Llama(llama) = config;
     let layers = layers(config);
     let whole = vec![Part::whole(layers)];
     let each = Chunks::Equal(layers).parts(layers).unwrap();
     let mut apart = each.clone();
     apart[layers - 1].head = Head::Absent;
     apart.push(Part { layers: layers..layers, head: Head::Whole });
-    let rows = llama.vocab / 3;
-    let split = Part { head: Head::Rows(vec![rows, rows, llama.vocab - 2 * rows + 5]), ..Part::whole(layers) };
+    let rows = config.vocab() / 3;
+    let split = Part { head: Head::Rows(vec![rows, rows, config.vocab() - 2 * rows + 5]), ..Part::whole(layers) };
     vec![whole, each, apart, vec![split]]
 }
 

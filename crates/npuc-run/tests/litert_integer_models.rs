@@ -12,7 +12,6 @@ use npuc::back::tflite::{Storage, chunks};
 use npuc::build::weight_types;
 use npuc::exec::{Executor, to_f32};
 use npuc::fit::Request;
-use npuc::front::config::LlamaConfig;
 use npuc::front::{self, ModelConfig};
 use npuc::ir::{Def, Graph, Op, ValueId};
 use npuc::model::rope::{angle, frequencies};
@@ -31,7 +30,7 @@ use integer::{litert, load, rounded, tensor};
 
 /// A model as a runtime drives it: caches that shift, padding before the first tokens.
 struct Conversation<'a> {
-    config: &'a LlamaConfig,
+    config: &'a ModelConfig,
     table: Vec<f32>,
     /// The prompt's shape; single tokens have the same capacity.
     prompt: StepShape,
@@ -49,15 +48,15 @@ impl Conversation<'_> {
     fn inputs(&self, shape: StepShape, past: usize, ids: &[usize], hidden: f32) -> Vec<Vec<f32>> {
         let (config, StepShape { tokens, capacity }) = (self.config, shape);
         let padding = tokens - ids.len();
-        let mut embeds = vec![0.0; padding * config.hidden];
-        ids.iter().for_each(|id| embeds.extend_from_slice(&self.table[id * config.hidden..][..config.hidden]));
+        let mut embeds = vec![0.0; padding * config.hidden()];
+        ids.iter().for_each(|id| embeds.extend_from_slice(&self.table[id * config.hidden()..][..config.hidden()]));
         let visible = |row: usize, column: usize| match column.checked_sub(capacity) {
             None => row >= padding && column >= capacity - past,
             Some(column) => column == row || (padding..row).contains(&column),
         };
         let columns = capacity + tokens;
         let mask = (0..tokens * columns).map(|i| if visible(i / columns, i % columns) { 0.0 } else { hidden });
-        let frequencies = frequencies(&config.rope, config.head_dim);
+        let frequencies = frequencies(config.rope(), config.head_dim());
         let angles: Vec<f32> = (0..tokens)
             .flat_map(|row| {
                 let position = (past + row).saturating_sub(padding);
@@ -72,14 +71,15 @@ impl Conversation<'_> {
     /// The logits of every token that is fed in steps of those counts. `step` computes a step from its inputs.
     fn feed(&self, ids: &[usize], counts: &[usize], hidden: f32, step: &mut Compute<'_, StepShape>) -> Vec<Vec<f32>> {
         let config = self.config;
-        let mut caches = vec![vec![0.0; config.kv_heads * self.prompt.capacity * config.head_dim]; 2 * config.layers];
+        let mut caches =
+            vec![vec![0.0; config.kv_heads() * self.prompt.capacity * config.head_dim()]; 2 * config.layers()];
         let (mut past, mut logits) = (0, Vec::new());
         for &count in counts {
             let shape = StepShape { tokens: if count == 1 { 1 } else { self.prompt.tokens }, ..self.prompt };
             let inputs = [self.inputs(shape, past, &ids[past..past + count], hidden), caches].concat();
             let mut results = step(shape, &inputs);
             caches = results.split_off(1);
-            logits.extend(results[0].chunks(config.vocab).skip(shape.tokens - count).map(<[f32]>::to_vec));
+            logits.extend(results[0].chunks(config.vocab()).skip(shape.tokens - count).map(<[f32]>::to_vec));
             past += count;
         }
         logits
@@ -170,7 +170,7 @@ fn keep_float(graph: &Graph, ranges: &Ranges, tensors: &BTreeMap<String, Tensor>
 
 fn both<'a>(litert: &mut LiteRt, checkpoint: &'a front::Checkpoint, plan: &Plan<'_>) -> Both<'a> {
     let Plan { parts, format, headroom, .. } = *plan;
-    let ModelConfig::Llama(config) = &checkpoint.config;
+    let config = &checkpoint.config;
     let mut held = dequantised(&checkpoint.tensors, format);
     let table = &checkpoint.tensors[llama::EMBEDDING];
     let steps = shapes(plan.steps);
@@ -188,7 +188,7 @@ fn both<'a>(litert: &mut LiteRt, checkpoint: &'a front::Checkpoint, plan: &Plan<
     let mut recorders: Vec<Vec<Recorder>> =
         host_graphs.iter().map(|graphs| graphs.iter().map(Recorder::new).collect()).collect();
     for seed in plan.seen.clone() {
-        conversation.feed(&ids(seed, plan.counts, config.vocab), plan.counts, HOST_HIDDEN, &mut |shape, inputs| {
+        conversation.feed(&ids(seed, plan.counts, config.vocab()), plan.counts, HOST_HIDDEN, &mut |shape, inputs| {
             let (executors, recorders) = (&mut executors[place(shape)], &mut recorders[place(shape)]);
             in_parts(parts, inputs, &mut |part, inputs| {
                 on_host(&mut executors[part], inputs, &mut |value, elements| recorders[part].see(value, elements))
@@ -233,7 +233,7 @@ fn both<'a>(litert: &mut LiteRt, checkpoint: &'a front::Checkpoint, plan: &Plan<
 /// Logits of a prompt that the files, the host in f32 and the host in whole numbers compute.
 fn answers(litert: &mut LiteRt, both: &mut Both<'_>, parts: &[Part], counts: &[usize]) -> [Vec<Vec<f32>>; 3] {
     let Both { conversation, executors, whole, models } = both;
-    let ids = ids(9, counts, conversation.config.vocab);
+    let ids = ids(9, counts, conversation.config.vocab());
     let need = conversation.feed(&ids, counts, HOST_HIDDEN, &mut |shape, inputs| {
         let executors = &mut executors[place(shape)];
         in_parts(parts, inputs, &mut |part, inputs| on_host(&mut executors[part], inputs, &mut |_, _| {}))

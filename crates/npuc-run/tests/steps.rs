@@ -16,6 +16,8 @@ use data::{checkpoints, shapes};
 
 /// Checkpoints that between them have grouped heads of every kind, norms, biases and blocks.
 const MODELS: [&str; 4] = ["qwen3-bf16", "qwen2-q8_0.gguf", "mistral-bf16", "llama-gqa3-q4_1.gguf"];
+/// Checkpoints with short convolutions: over four tokens, and over two with biases.
+const HYBRIDS: [&str; 3] = ["lfm2-old-bf16", "lfm2-old-q8_0.gguf", "lfm2-biases-f32"];
 
 fn session(model: &str, steps: &str, protocol: CacheProtocol, passes: &[Pass], threads: usize) -> Session {
     let checkpoint = front::open(&checkpoints().join(model)).unwrap();
@@ -51,7 +53,7 @@ fn check(what: &str, have: &[Vec<f32>], need: &[Vec<f32>], tolerance: f32) {
 
 #[test]
 fn prefill_in_steps_of_any_size() {
-    for model in MODELS {
+    for model in MODELS.into_iter().chain(HYBRIDS) {
         let one = scores(&mut session(model, "1t144c", CacheProtocol::Append, &[Pass::Simplify], 2), &[144]);
         for tokens in [2, 16, 31, 32, 33, 128, 144] {
             let steps = format!("{tokens}t144c,1t144c");
@@ -64,10 +66,10 @@ fn prefill_in_steps_of_any_size() {
 #[test]
 fn caches_by_every_protocol() {
     let parts: [&[usize]; 5] = [&[24], &[1, 1, 1, 21], &[5, 7, 12], &[3, 1, 8, 8, 4], &[1; 24]];
-    for model in MODELS {
+    for model in MODELS.into_iter().chain(HYBRIDS) {
         let reference = scores(&mut session(model, "1t24c", CacheProtocol::Append, &[], 1), &[24]);
         for protocol in CacheProtocol::ALL {
-            for steps in ["1t24c", "4t24c,1t24c", "8t24c,3t24c,1t24c", "24t24c,1t24c"] {
+            for steps in ["1t24c", "4t24c,1t24c", "8t24c,3t24c,1t24c", "16t24c,2t24c,1t24c", "24t24c,1t24c"] {
                 let mut session = session(model, steps, protocol, &[Pass::Simplify], 2);
                 for parts in parts {
                     session.reset();
@@ -81,7 +83,7 @@ fn caches_by_every_protocol() {
 
 #[test]
 fn graphs_after_every_pass() {
-    for model in MODELS {
+    for model in MODELS.into_iter().chain(HYBRIDS) {
         let reference = scores(&mut session(model, "1t24c", CacheProtocol::Append, &[], 1), &[24]);
         for &pass in Pass::ALL {
             for protocol in CacheProtocol::ALL {
@@ -93,9 +95,29 @@ fn graphs_after_every_pass() {
     }
 }
 
+/// Keys by columns after both forms of attention, as graphs for chips have them: the same scores at every position up to
+/// the capacity, with the whole caches going round.
+#[test]
+fn keys_as_columns_go_round() {
+    for model in ["qwen3-bf16", "llama-gqa3-q4_1.gguf"].into_iter().chain(HYBRIDS) {
+        let reference = scores(&mut session(model, "1t24c", CacheProtocol::Append, &[], 1), &[24]);
+        for attention in [Pass::DecomposeAttention, Pass::SplitAttention] {
+            let passes = [attention, Pass::DecomposeShortConv, Pass::Simplify, Pass::KeysAsColumns, Pass::Simplify];
+            for steps in ["1t24c", "3t24c,1t24c", "4t24c,1t24c", "16t24c,1t24c"] {
+                let mut session = session(model, steps, CacheProtocol::OneHot, &passes, 2);
+                for parts in [&[24][..], &[7, 1, 1, 15], &[1; 24]] {
+                    session.reset();
+                    let what = format!("{model} {} {steps} {parts:?}", attention.name());
+                    check(&what, &scores(&mut session, parts), &reference, 1e-4);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn threads_change_nothing() {
-    for model in MODELS {
+    for model in MODELS.into_iter().chain(HYBRIDS) {
         let one = scores(&mut session(model, "16t32c,1t32c", CacheProtocol::Append, &[], 1), &[32]);
         for threads in [2, 3, 7] {
             let mut session = session(model, "16t32c,1t32c", CacheProtocol::Append, &[], threads);
@@ -176,6 +198,25 @@ fn a_prompt_that_begins_as_before_is_not_computed_again() {
         assert!(session.rewind_to(&other) < other.len(), "the last token's scores are computed");
         assert_eq!(session.rewind_to(&[]), 0);
         assert_eq!((session.position(), session.logits()), (0, None));
+    }
+}
+
+/// What a convolution keeps cannot be taken back, so only a prompt that goes on where the session is reuses it.
+#[test]
+fn what_convolutions_keep_is_not_taken_back() {
+    for protocol in CacheProtocol::ALL {
+        let mut session = session(HYBRIDS[0], "8t24c,1t24c", protocol, &[], 1);
+        let whole = ids(20, session.vocab());
+        session.feed(&whole[..12], |_| {}).unwrap();
+        let reused = session.rewind_to(&whole);
+        assert_eq!(reused, if protocol == CacheProtocol::Shift { 0 } else { 12 }, "{protocol:?}");
+        session.feed(&whole[reused..], |_| {}).unwrap();
+        let need = scores_of(&mut self::session(HYBRIDS[0], "8t24c,1t24c", protocol, &[], 1), &whole);
+        check(&format!("{protocol:?} goes on"), &[session.logits().unwrap().to_vec()], &[need], 1e-4);
+        assert_eq!(session.rewind_to(&whole[..14]), 0, "{protocol:?}");
+        session.feed(&whole[..14], |_| {}).unwrap();
+        let need = scores_of(&mut self::session(HYBRIDS[0], "8t24c,1t24c", protocol, &[], 1), &whole[..14]);
+        check(&format!("{protocol:?} starts anew"), &[session.logits().unwrap().to_vec()], &[need], 1e-4);
     }
 }
 

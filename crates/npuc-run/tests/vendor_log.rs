@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use npuc::back::tflite::{Storage, chunks, emit};
 use npuc::build::weight_types;
 use npuc::fit::Request;
-use npuc::front::{self, ModelConfig};
+use npuc::front;
 use npuc::ir::{Def, Graph, text};
 use npuc::model::{CacheProtocol, Chunks};
 use npuc::target::{check, host};
@@ -40,8 +40,8 @@ fn op_name(def: &Def) -> Option<&'static str> {
 #[test]
 fn names_in_emitted_files_lead_back() {
     let checkpoint = front::open(&checkpoints().join("qwen3-bf16")).unwrap();
-    let ModelConfig::Llama(config) = &checkpoint.config;
-    let parts = Chunks::Equal(config.layers).parts(config.layers).unwrap();
+    let config = &checkpoint.config;
+    let parts = Chunks::Equal(config.layers()).parts(config.layers()).unwrap();
     let types = weight_types(&checkpoint.tensors);
     let mut found = 0;
     let target = host().with_protocol(CacheProtocol::Shift);

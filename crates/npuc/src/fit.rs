@@ -409,10 +409,9 @@ fn as_equal_as_can_be(layers: usize, count: usize) -> Vec<usize> {
 
 /// The longest cache under which nothing is broken that the shortest keeps, by bisection.
 fn longest_context(subject: &Subject<'_>, parts: &[Part]) -> Result<Option<Context>> {
-    let ModelConfig::Llama(llama) = subject.config;
     let request = &Request { target: subject.request.target.clone().without_warnings(), ..subject.request.clone() };
     let subject = &Subject { request, ..subject.clone() };
-    let most = llama.max_positions;
+    let most = subject.config.max_positions();
     let shortest = request.shapes.iter().map(|shape| shape.tokens).max().unwrap_or(1);
     let kept = errors(subject, parts, shortest)?;
     let first_new = |capacity: usize| -> Result<Option<Misfit>> {

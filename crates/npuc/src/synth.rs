@@ -13,7 +13,7 @@ use serde_json::{Map, json};
 
 use crate::bundle::staging::Staging;
 use crate::diag::{Code, Diagnostic, Result};
-use crate::front::{ModelConfig, config_hf};
+use crate::front::{Source, config_hf, weights};
 use crate::model::{self, Role, WeightSpec};
 use crate::tensor::{DType, byte_len};
 
@@ -66,7 +66,7 @@ const BATCH: usize = 1 << 16;
 ///
 /// Errors: a configuration that npuc does not build, a folder that is there and is not empty, a failed write.
 pub fn write(dir: &Path, config_text: &[u8], config_file: &Path, format: Format, seed: u64) -> Result<u64> {
-    let config = ModelConfig::Llama(config_hf::parse(config_text, config_file)?.model);
+    let config = config_hf::parse(config_text, config_file)?.model;
     let specs = model::weight_specs(&config);
     let (header, data_bytes) = header(&specs, format, config_file)?;
     let staging = Staging::create(dir, data_bytes)?;
@@ -93,9 +93,10 @@ fn header(specs: &[WeightSpec], format: Format, config_file: &Path) -> Result<(V
         let bytes = byte_len(format.dtype(), &spec.shape).and_then(|bytes| u64::try_from(bytes).ok());
         let start = end;
         end = bytes.and_then(|bytes| start.checked_add(bytes)).ok_or_else(|| too_large(spec))?;
-        let name = if spec.role == Role::Head { spec.name.clone() } else { format!("model.{}", spec.name) };
-        let entry = json!({"dtype": format.dtype().name().to_uppercase(), "shape": *spec.shape.0, "data_offsets": [start, end]});
-        entries.insert(name, entry);
+        let shape = weights::stored_shape(Source::HuggingFace, spec);
+        let entry =
+            json!({"dtype": format.dtype().name().to_uppercase(), "shape": shape.0, "data_offsets": [start, end]});
+        entries.insert(weights::hf_name(&spec.name), entry);
     }
     let mut header = serde_json::Value::from(entries).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
@@ -108,7 +109,7 @@ fn write_weight(out: &mut dyn Write, spec: &WeightSpec, number: usize, format: F
     let (centre, reach) = match spec.role {
         Role::Norm => (1.0, 0.1),
         Role::Bias => (0.0, 0.1),
-        Role::Attention | Role::FeedForward => (0.0, (3.0 / cols).sqrt()),
+        Role::Attention | Role::FeedForward | Role::Convolution | Role::Filter => (0.0, (3.0 / cols).sqrt()),
         Role::Embedding | Role::Head => (0.0, LOGIT_SPREAD * (3.0 / cols).sqrt()),
     };
     let mut random = ChaCha8Rng::seed_from_u64(seed);

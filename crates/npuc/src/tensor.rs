@@ -157,6 +157,20 @@ impl Tensor {
         Tensor::in_memory(self.dtype, self.shape.clone(), bytes.into())
     }
 
+    /// The same elements under another shape of as many rows and columns, with the same last extent.
+    ///
+    /// # Panics
+    /// If the shape has other elements.
+    pub(crate) fn with_shape(mut self, shape: Shape) -> Tensor {
+        assert_eq!(
+            (self.shape.elements(), self.shape.last()),
+            (shape.elements(), shape.last()),
+            "elements of a tensor"
+        );
+        self.shape = shape;
+        self
+    }
+
     /// Bytes of the whole tensor.
     pub fn byte_len(&self) -> usize {
         self.stored_bytes().len()

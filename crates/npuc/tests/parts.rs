@@ -1,12 +1,13 @@
 //! A model cut into parts computes what the whole computes, bit for bit: prefill and decode, with caches fed back.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use npuc::build::weight_types;
 use npuc::exec::{Executor, to_f32};
 use npuc::front::{self, ModelConfig};
+use npuc::ir::Def;
 use npuc::model::{self, CacheProtocol, Head, Part, Port, StateKind, StepShape, rope};
 use npuc::{Code, Tensor};
 
@@ -32,9 +33,8 @@ fn executors(config: &ModelConfig, weights: &BTreeMap<String, Tensor>, shape: St
 impl Parts {
     /// One step over `tokens` tokens from `position` on, all valid; the logits.
     fn step(&mut self, config: &ModelConfig, embeds: &[f32], position: usize, caches: &mut Caches) -> Vec<f32> {
-        let ModelConfig::Llama(config) = config;
         let StepShape { tokens, capacity } = self.shape;
-        let frequencies = rope::frequencies(&config.rope, config.head_dim);
+        let frequencies = rope::frequencies(config.rope(), config.head_dim());
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for row in 0..tokens {
             let (mut c, mut s) = (vec![0.0; frequencies.len()], vec![0.0; frequencies.len()]);
@@ -98,15 +98,24 @@ fn cut(ends: &[usize], layers: usize) -> Vec<Part> {
 
 #[test]
 fn parts_equal_the_whole() {
-    for name in ["qwen3-bf16", "qwen2-q8_0.gguf", "mistral-bf16", "llama-gqa3-q4_1.gguf", "llama-biases-f32"] {
+    for name in [
+        "qwen3-bf16",
+        "qwen2-q8_0.gguf",
+        "mistral-bf16",
+        "llama-gqa3-q4_1.gguf",
+        "llama-biases-f32",
+        "lfm2-old-bf16",
+        "lfm2-biases-f32",
+    ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints");
         let checkpoint = front::open(&folder.join(name)).unwrap();
         let weights: BTreeMap<String, Tensor> =
             checkpoint.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.materialized())).collect();
         let layers = model::layers(&checkpoint.config);
         let (logits, caches) = run(&checkpoint.config, &weights, &[Part::whole(layers)]);
-        assert_eq!(caches.len(), 2 * layers);
-        assert!(caches.contains_key(&Port::Past(StateKind::Value, layers - 1)));
+        let config = &checkpoint.config;
+        let states = |layer| StateKind::of(config.kind(layer)).iter().map(move |&kind| Port::Past(kind, layer));
+        assert!(caches.keys().copied().eq((0..layers).flat_map(states).collect::<BTreeSet<Port>>()), "{name}");
         let all: Vec<usize> = (1..layers).collect();
         for ends in [vec![1], all.clone(), vec![layers], [all, vec![layers]].concat()] {
             let parts = cut(&ends, layers);
@@ -118,5 +127,30 @@ fn parts_equal_the_whole() {
         let shape = StepShape { tokens: 1, capacity: CAPACITY };
         let refused = model::build_part(&checkpoint.config, &types, shape, CacheProtocol::Shift, &beyond);
         assert_eq!(refused.unwrap_err().diagnostics()[0].code, Code::BadShape);
+    }
+}
+
+/// A part has the ports that its layers read, and no others.
+#[test]
+fn parts_declare_what_they_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints");
+    let checkpoint = front::open(&folder.join("lfm2-old-bf16")).unwrap();
+    let types = weight_types(&checkpoint.tensors);
+    let attention = ["rope_cos", "rope_sin", "mask"];
+    for (layers, shape, protocol, ports) in [
+        (0..1, "4t8c", CacheProtocol::Append, "embeds past_c.0"),
+        (1..2, "4t8c", CacheProtocol::Append, "hidden A past_k.1 past_v.1"),
+        (2..4, "4t8c", CacheProtocol::Shift, "hidden A past_c.2 past_k.3 past_v.3"),
+        (2..3, "4t8c", CacheProtocol::OneHot, "hidden history past_c.2"),
+        (2..3, "1t8c", CacheProtocol::OneHot, "hidden past_c.2"),
+        (3..4, "4t8c", CacheProtocol::OneHot, "hidden A write_mask past_k.3 past_v.3"),
+        (0..2, "4t8c", CacheProtocol::OneHot, "embeds A write_mask history past_c.0 past_k.1 past_v.1"),
+        (0..2, "1t8c", CacheProtocol::OneHot, "embeds A write_mask past_c.0 past_k.1 past_v.1"),
+    ] {
+        let part = Part { layers, head: Head::Absent };
+        let graph = model::build_part(&checkpoint.config, &types, shape.parse().unwrap(), protocol, &part).unwrap();
+        let inputs = graph.values.iter().filter(|value| value.def == Def::Input).map(|value| value.name.as_str());
+        let have: Vec<&str> = inputs.collect();
+        assert_eq!(have.join(" "), ports.replace('A', &attention.join(" ")), "{part:?} {shape} {protocol:?}");
     }
 }

@@ -82,7 +82,7 @@ fn paths(step: &Step) -> Paths<'_> {
 fn readers_of_state(step: &Step) -> BTreeSet<&str> {
     let is_state = |value: &Value| {
         let port = value.name.parse();
-        value.def == Def::Input && matches!(port, Ok(Port::Mask | Port::WriteMask | Port::Past(..)))
+        value.def == Def::Input && matches!(port, Ok(Port::Mask | Port::WriteMask | Port::History | Port::Past(..)))
     };
     let mut paths = BTreeSet::new();
     for graph in step.segments.iter().map(|segment| &segment.graph) {

@@ -15,7 +15,6 @@ use npuc::target;
 use npuc::{Code, Diagnostic, Result, Tensor};
 use rayon::ThreadPool;
 
-use crate::program::{self, sizes};
 use crate::session::ports::{Context, fill_angles, fill_embeds, fill_mask};
 
 /// The residual stream of all sequences between two layers.
@@ -33,7 +32,7 @@ impl Stream {
     ///
     /// Errors: no sequence with a token, ids outside the vocabulary, sequences longer than the model's context.
     pub(crate) fn embed(config: &ModelConfig, table: &Tensor, sequences: &[Vec<u32>]) -> Result<Stream> {
-        let program::Sizes { hidden, vocab, .. } = sizes(config);
+        let (hidden, vocab) = (config.hidden(), config.vocab());
         let tokens = sequences.iter().map(Vec::len).max().unwrap_or(0);
         if tokens == 0 {
             return Err(Diagnostic::error(Code::BadArgument, "there is no text to calibrate with").into());
@@ -108,8 +107,7 @@ impl Stage {
 
     /// Fills the ports that are the same for every sequence: padding comes last and sees only itself and what is before.
     fn fill(&mut self, config: &ModelConfig) -> Result<()> {
-        let program::Sizes { rope, head_dim, .. } = sizes(config);
-        let frequencies = frequencies(rope, head_dim);
+        let frequencies = frequencies(config.rope(), config.head_dim());
         let context = Context {
             first: 0,
             valid: self.shape.tokens,
@@ -125,6 +123,7 @@ impl Stage {
                 Port::Mask => fill_mask(buffer, self.shape, context),
                 Port::Embeds | Port::Hidden | Port::Past(..) => {}
                 Port::WriteMask
+                | Port::History
                 | Port::New(..)
                 | Port::Next(..)
                 | Port::Logits

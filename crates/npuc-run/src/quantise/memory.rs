@@ -1,6 +1,5 @@
 //! What a quantisation needs of the memory, told before it begins; an upper bound, which the tests hold against the system.
 
-use npuc::front::ModelConfig;
 use npuc::model::{self, Role};
 use npuc::quant::fold::Folds;
 use npuc::quant::plan::{Plan, Planned};
@@ -31,10 +30,11 @@ pub fn need_bytes(plan: &Plan, folds: &Folds, quality: Quality, corpus: Option<&
     let rounding = BASE_BYTES + 2 * stream::need_bytes(cols, threads) + moved + folding_bytes(plan, folds);
     let rounding = rounding + corpus.map_or(0, |corpus| ranges_bytes(plan, corpus));
     let Some(corpus) = corpus.filter(|_| quality == Quality::Best) else { return rounding };
-    let ModelConfig::Llama(config) = &plan.config;
+    let config = &plan.config;
     let longest = corpus.sequences.iter().map(Vec::len).max().unwrap_or(0) as u64;
     let f32s = |count: u64| count.saturating_mul(4);
-    let (hidden, ffn, heads) = (config.hidden as u64, config.ffn as u64, (config.heads * config.head_dim) as u64);
+    let (hidden, ffn, heads) =
+        (config.hidden() as u64, config.ffn() as u64, (config.heads() * config.head_dim()) as u64);
     let stream = f32s(corpus.tokens() as u64 * hidden);
     let hessians = f32s(2 * hidden * hidden + heads * heads + ffn * ffn);
     let largest = f32s(hidden.max(ffn).max(heads).pow(2));
@@ -45,7 +45,7 @@ pub fn need_bytes(plan: &Plan, folds: &Folds, quality: Quality, corpus: Option<&
     let head = plan.find(npuc::model::llama::HEAD).and_then(|head| head.shape.elements()).unwrap_or(0) as u64;
     let copies = (WEIGHT_COPIES * f32s(weight)).max(f32s(head) * 2);
     let is_head_rounded = plan.weights.iter().any(|weight| weight.role == Role::Head && is_rounded(weight));
-    let logits = if is_head_rounded { f32s(longest * config.vocab as u64) } else { 0 };
+    let logits = if is_head_rounded { f32s(longest * config.vocab() as u64) } else { 0 };
     rounding + stream + hessians + HESSIAN_COPIES * largest + activations + logits + copies
 }
 
@@ -54,12 +54,12 @@ fn ranges_bytes(plan: &Plan, corpus: &Corpus) -> u64 {
     /// Values of a layer's graph, and bytes of what is kept of each.
     const LAYER_VALUES: u64 = 64;
     const SEEN_BYTES: u64 = 6 << 10;
-    let ModelConfig::Llama(config) = &plan.config;
+    let config = &plan.config;
     let step_tokens = STEP_TOKENS as u64;
-    let (layers, width) = (config.layers as u64, (config.kv_heads * config.head_dim) as u64);
+    let (layers, width) = (config.layers() as u64, (config.kv_heads() * config.head_dim()) as u64);
     let longest = corpus.sequences.iter().map(Vec::len).max().unwrap_or(0) as u64 + step_tokens;
     let caches = 2 * 4 * layers * width * longest;
-    let scores = 2 * 4 * step_tokens * config.vocab as u64;
+    let scores = 2 * 4 * step_tokens * config.vocab() as u64;
     caches + scores + 2 * layers * LAYER_VALUES * SEEN_BYTES
 }
 

@@ -369,7 +369,16 @@ fn stage_of(weight: &Planned, layers: usize) -> usize {
     match (layer, weight.role) {
         (Some(layer), _) => layer + 1,
         (None, Role::Embedding) => 0,
-        (None, Role::Norm | Role::Bias | Role::Attention | Role::FeedForward | Role::Head) => layers + 1,
+        (
+            None,
+            Role::Norm
+            | Role::Filter
+            | Role::Bias
+            | Role::Convolution
+            | Role::Attention
+            | Role::FeedForward
+            | Role::Head,
+        ) => layers + 1,
     }
 }
 

@@ -1,28 +1,37 @@
 //! The ports of a step on the runner's side: which there are, and what goes into them and comes out.
 
+use npuc::front::ModelConfig;
+use npuc::front::config::LayerKind;
 use npuc::model::rope::angle;
 use npuc::model::{CacheProtocol, Port, StateKind, StepShape};
 use npuc::{Result, Tensor};
 use npuc_kernels::dequant::dequantize_row;
 
 use crate::device::chain::{Chain, Segment};
-use crate::program::Sizes;
 
 /// What the ports of a model's steps follow from.
 pub(crate) struct Layout<'a> {
-    pub(crate) sizes: Sizes<'a>,
+    pub(crate) config: &'a ModelConfig,
     pub(crate) protocol: CacheProtocol,
 }
 
 impl Layout<'_> {
-    /// The input ports, in order; the states come last.
-    pub(super) fn inputs(&self) -> Vec<Port> {
-        let write_mask = match self.protocol {
-            CacheProtocol::Append | CacheProtocol::Shift => None,
-            CacheProtocol::OneHot => Some(Port::WriteMask),
+    /// The input ports of a step, in order; the states come last. Ports that no layer of the model reads are not there.
+    pub(super) fn inputs(&self, shape: StepShape) -> Vec<Port> {
+        let is_one_hot = match self.protocol {
+            CacheProtocol::Append | CacheProtocol::Shift => false,
+            CacheProtocol::OneHot => true,
         };
-        let fixed = [Port::Embeds, Port::RopeCos, Port::RopeSin, Port::Mask];
-        fixed.into_iter().chain(write_mask).chain(self.states(Port::Past)).collect()
+        let mut ports = vec![Port::Embeds];
+        if self.config.has(LayerKind::Attention) {
+            ports.extend([Port::RopeCos, Port::RopeSin, Port::Mask]);
+            ports.extend(is_one_hot.then_some(Port::WriteMask));
+        }
+        if self.config.has(LayerKind::Convolution) && is_one_hot && shape.tokens > 1 {
+            ports.push(Port::History);
+        }
+        ports.extend(self.states(Port::Past));
+        ports
     }
 
     /// The output ports: the logits, then the states in the order of the inputs.
@@ -37,25 +46,33 @@ impl Layout<'_> {
     /// A step of these ports that `segments` compute.
     pub(super) fn chain(&self, shape: StepShape, segments: Vec<Segment>) -> Result<Chain> {
         let sized = |ports: Vec<Port>| ports.into_iter().map(|port| (port, self.elements(port, shape))).collect();
-        Chain::new(shape.tokens, sized(self.inputs()), sized(self.outputs()), segments)
+        Chain::new(shape.tokens, sized(self.inputs(shape)), sized(self.outputs()), segments)
     }
 
-    fn states(&self, make: fn(StateKind, usize) -> Port) -> impl Iterator<Item = Port> + use<> {
-        (0..self.sizes.layers).flat_map(move |layer| [make(StateKind::Key, layer), make(StateKind::Value, layer)])
+    /// The ports of all states, in order.
+    pub(super) fn states(&self, make: fn(StateKind, usize) -> Port) -> impl Iterator<Item = Port> {
+        (0..self.config.layers())
+            .flat_map(move |layer| StateKind::of(self.config.kind(layer)).iter().map(move |&kind| make(kind, layer)))
     }
 
     /// The elements of a port.
     pub(super) fn elements(&self, port: Port, shape: StepShape) -> usize {
         let StepShape { tokens, capacity } = shape;
-        let Sizes { hidden, kv_heads, head_dim, vocab, .. } = self.sizes;
+        let (hidden, history) = (self.config.hidden(), self.config.history());
+        let (kv_heads, head_dim) = (self.config.kv_heads(), self.config.head_dim());
         let extents = match port {
             Port::Embeds | Port::Hidden => [tokens, hidden, 1],
             Port::RopeCos | Port::RopeSin => [tokens, head_dim / 2, 1],
             Port::Mask => [tokens, capacity + tokens, 1],
             Port::WriteMask => [capacity, tokens, 1],
-            Port::Past(..) | Port::Next(..) => [kv_heads, capacity, head_dim],
-            Port::New(..) => [kv_heads, tokens, head_dim],
-            Port::Logits => [tokens, vocab, 1],
+            Port::History => [history, history + tokens, 1],
+            Port::Past(StateKind::Conv, _) | Port::Next(StateKind::Conv, _) => [history, hidden, 1],
+            Port::New(StateKind::Conv, _) => [tokens, hidden, 1],
+            Port::Past(StateKind::Key | StateKind::Value, _) | Port::Next(StateKind::Key | StateKind::Value, _) => {
+                [kv_heads, capacity, head_dim]
+            }
+            Port::New(StateKind::Key | StateKind::Value, _) => [kv_heads, tokens, head_dim],
+            Port::Logits => [tokens, self.config.vocab(), 1],
             Port::LogitsPart(_) | Port::Cross(_) => {
                 unreachable!("a session runs whole steps, whose ports are those listed above")
             }
@@ -75,16 +92,17 @@ impl Layout<'_> {
     }
 
     fn bytes(&self, shape: StepShape, which: fn(&Port) -> bool) -> u64 {
-        let elements = self.inputs().into_iter().filter(which).map(|port| self.elements(port, shape) as u64);
+        let elements = self.inputs(shape).into_iter().filter(which).map(|port| self.elements(port, shape) as u64);
         elements.fold(0, u64::saturating_add).saturating_mul(size_of::<f32>() as u64)
     }
 }
 
-/// The extents that the rows of a cache are placed by.
+/// The extents that the rows of states are placed by.
 #[derive(Clone, Copy)]
-pub(super) struct CacheSize {
+pub(super) struct StateSize {
     pub(super) capacity: usize,
     pub(super) head_dim: usize,
+    pub(super) hidden: usize,
 }
 
 /// Where the tokens of a step are.
@@ -141,12 +159,43 @@ pub(super) fn fill_write_mask(buffer: &mut [f32], shape: StepShape, context: Con
     }
 }
 
-/// Writes the valid new rows `[kv_heads, tokens, head_dim]` behind those in the cache.
-pub(super) fn place_rows(state: &mut [f32], rows: &[f32], cache: CacheSize, tokens: usize, context: Context) {
-    let CacheSize { capacity, head_dim, .. } = cache;
-    for (state, rows) in state.chunks_exact_mut(capacity * head_dim).zip(rows.chunks_exact(tokens * head_dim)) {
-        let len = context.valid * head_dim;
-        state[context.position * head_dim..][..len].copy_from_slice(&rows[..len]);
+/// A 1 for each row that a convolution keeps: the last ones of the past rows and the step's tokens. Padding follows these.
+pub(super) fn fill_history(buffer: &mut [f32], rows: usize, shape: StepShape, context: Context) {
+    buffer.fill(0.0);
+    for (row, kept) in buffer.chunks_exact_mut(rows + shape.tokens).enumerate() {
+        kept[context.valid + row] = 1.0;
+    }
+}
+
+/// Takes the valid new rows of a step into a state: behind those in a cache `[kv_heads, tokens, head_dim]`, or into the last
+/// rows that a convolution keeps, `[tokens, hidden]`.
+pub(super) fn place_rows(
+    state: &mut [f32],
+    rows: &[f32],
+    kind: StateKind,
+    size: StateSize,
+    tokens: usize,
+    context: Context,
+) {
+    let StateSize { capacity, head_dim, hidden } = size;
+    match kind {
+        StateKind::Key | StateKind::Value => {
+            let heads = state.chunks_exact_mut(capacity * head_dim).zip(rows.chunks_exact(tokens * head_dim));
+            for (state, rows) in heads {
+                let len = context.valid * head_dim;
+                state[context.position * head_dim..][..len].copy_from_slice(&rows[..len]);
+            }
+        }
+        StateKind::Conv => {
+            let valid = &rows[..context.valid * hidden];
+            let len = state.len();
+            if valid.len() >= len {
+                state.copy_from_slice(&valid[valid.len() - len..]);
+            } else {
+                state.copy_within(valid.len().., 0);
+                state[len - valid.len()..].copy_from_slice(valid);
+            }
+        }
     }
 }
 

@@ -246,9 +246,10 @@ impl<'a> Run<'a> {
         formats: impl Fn(&str) -> Option<DType>,
     ) -> Result<BTreeMap<String, Tensor>> {
         let prefix = layer.map(|layer| format!("layers.{layer}."));
+        let norm = format!("{}.weight", model::final_norm(&self.checkpoint.config));
         let is_here = |name: &&String| match &prefix {
             Some(prefix) => name.starts_with(prefix),
-            None => *name == self.head() || *name == "norm.weight",
+            None => *name == self.head() || **name == norm,
         };
         let weight = |name: &String| {
             let tensor = self.tensor(name)?;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use npuc::exec::to_f32;
 use npuc::front;
+use npuc::model::Role;
 use npuc::quant::solve::matrices;
 use npuc::{DType, Tensor, target};
 
@@ -45,6 +46,26 @@ fn solved(checkpoint: &Checkpoint, formats: &[DType], grouping: Grouping, bits: 
 }
 
 const FORMATS: [DType; 3] = [DType::Q4_0, DType::Q4_1, DType::Q8_0];
+
+/// Layers of two kinds, and a last norm of another name.
+#[test]
+fn convolutions_are_among_the_choices() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints/lfm2-old-bf16");
+    let checkpoint = front::open(&path).unwrap();
+    let ids = (0..128).map(|i| i * 7919 % 283).collect();
+    let windows = Windows::new(ids, 32, None, Some(4)).unwrap();
+    let target = target::host();
+    let matrices = matrices(&checkpoint, &target, Activation::Float, Some(&FORMATS)).unwrap();
+    assert!(matrices.iter().all(|matrix| matrix.role.is_matrix()));
+    assert_eq!(matrices.iter().filter(|matrix| matrix.role == Role::Convolution).count(), 6);
+    let sensitivity = Sensitivity::measure(&checkpoint, &matrices, &windows, 6.0, 2, &mut |_, _| {}).unwrap();
+    let solution =
+        solve(&checkpoint, &target, Activation::Float, &matrices, &sensitivity, Grouping::Tensor, 6.0).unwrap();
+    let measured = measure(&checkpoint, &solution.plan, &windows, 2).unwrap().text.unwrap().kl.unwrap().mean;
+    assert!(solution.plan.bits_per_weight() <= 6.0);
+    let ratio = solution.predicted_kl / measured;
+    assert!((0.4..2.5).contains(&ratio), "{} {measured}", solution.predicted_kl);
+}
 
 #[test]
 fn predictions_are_near_measurements() {

@@ -9,10 +9,10 @@ use npuc_kernels::quantize::Search;
 
 use crate::bundle::staging::stream_file;
 use crate::diag::{Code, Diagnostic, Error, Result};
-use crate::front::config::{LlamaArchitecture, LlamaConfig};
+use crate::front::config::LlamaArchitecture;
 use crate::front::gguf::{self, type_id};
 use crate::front::{Checkpoint, GgufVocab, ModelConfig, Source, weights};
-use crate::model::{Role, rope};
+use crate::model::rope;
 use crate::quant::plan::{Plan, Planned};
 use crate::quant::stream::{self, Fault};
 use crate::tensor::{DType, Shape, SourceFile, Tensor, byte_len};
@@ -67,7 +67,7 @@ impl Layout {
         quantised: &BTreeMap<String, Tensor>,
         vocab: Option<&GgufVocab>,
     ) -> Result<Layout> {
-        let ModelConfig::Llama(config) = &plan.config;
+        let config = &plan.config;
         let file_type = metadata::file_type(plan);
         let (count, mut header) = match checkpoint.source {
             Source::Gguf => metadata::kept(&checkpoint.path, file_type)?,
@@ -147,33 +147,35 @@ fn no_such_format(name: &str, dtype: DType) -> Diagnostic {
     fault.subject(name).have(dtype).help("write a bundle instead: name a folder with -o")
 }
 
-/// A weight as it lies in the file. Gains and biases are f32, because llama.cpp takes no other.
+/// A weight as it lies in the file. Gains, biases and filters are f32, because llama.cpp takes no other.
 fn entry(
     checkpoint: &Checkpoint,
     planned: &Planned,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     quantised: &BTreeMap<String, Tensor>,
 ) -> Result<Entry> {
     let found = quantised.get(&planned.name).or_else(|| checkpoint.tensors.get(&planned.source));
     let tensor = found.cloned().ok_or_else(|| {
         Diagnostic::error(Code::MissingTensor, "a weight of the plan is not there").subject(&planned.name)
     })?;
-    let interleaves = matches!(config.architecture, LlamaArchitecture::Llama | LlamaArchitecture::Mistral);
+    let interleaves = match config {
+        ModelConfig::Llama(config) => {
+            matches!(config.architecture, LlamaArchitecture::Llama | LlamaArchitecture::Mistral)
+        }
+        ModelConfig::Lfm2(_) => false,
+    };
     let heads = match &planned.name {
-        name if interleaves && name.contains(".self_attn.q_proj.") => Some(config.heads),
-        name if interleaves && name.contains(".self_attn.k_proj.") => Some(config.kv_heads),
+        name if interleaves && name.contains(".self_attn.q_proj.") => Some(config.heads()),
+        name if interleaves && name.contains(".self_attn.k_proj.") => Some(config.kv_heads()),
         _ => None,
     };
-    let to = match planned.role {
-        Role::Norm | Role::Bias => DType::F32,
-        Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => planned.to,
-    };
-    let name = weights::stored_name(Source::Gguf, &planned.name);
+    let to = if planned.role.is_matrix() { planned.to } else { DType::F32 };
+    let name = weights::stored_name(config, Source::Gguf, &planned.name);
     Ok(Entry { name, canonical: planned.name.clone(), to, shape: planned.shape.clone(), tensor, heads })
 }
 
 /// The rotary factors `[head_dim / 2]` of a model that has them.
-fn rope_factors(checkpoint: &Checkpoint, config: &LlamaConfig) -> Result<Option<Entry>> {
+fn rope_factors(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Option<Entry>> {
     let tensor = match checkpoint.source {
         Source::Gguf => {
             let file = SourceFile::open(&checkpoint.path)?;
@@ -181,7 +183,7 @@ fn rope_factors(checkpoint: &Checkpoint, config: &LlamaConfig) -> Result<Option<
             let stored = header.tensors.into_iter().find(|tensor| tensor.name == ROPE_FACTORS);
             stored.and_then(|stored| Tensor::in_file(stored.dtype, stored.shape, file, stored.range))
         }
-        Source::HuggingFace => rope::factors(&config.rope, config.head_dim).and_then(|factors| {
+        Source::HuggingFace => rope::factors(config.rope(), config.head_dim()).and_then(|factors| {
             let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
             Tensor::in_memory(DType::F32, [factors.len()].into(), bytes.into())
         }),

@@ -25,6 +25,7 @@ pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32
     match &step.op {
         Op::RmsNorm { eps } => vector::rms_norm(arg(0), arg(1), *eps, out),
         Op::Linear {} | Op::PointwiseConv {} => project(step, &read, stored, out),
+        Op::ShortConv {} => short_conv(arg(0), (arg(1), dims(1)), step.args.get(2).map(&read), out),
         Op::Rope {} => vector::rope(arg(0), arg(1), arg(2), 2 * dims(1)[1], out),
         Op::Attention { scale } => attend(step, &arg, *scale, out),
         Op::MatMul { transpose_b } => {
@@ -69,6 +70,20 @@ fn project<'a>(step: &'a Step, read: &impl Fn(&'a Operand) -> &'a [f32], stored:
     let x = read(&step.args[0]);
     let matrix = Matrix { dtype, bytes: &bytes, rows, cols };
     linear(x, x.len() / cols, matrix, step.args.get(2).map(read), out);
+}
+
+/// Each column of `x [l-1+t, d]` convolved by its row of `weight [d, l]`, the taps added in order.
+fn short_conv(x: &[f32], weight: (&[f32], &Shape), bias: Option<&[f32]>, out: &mut [f32]) {
+    let (weight, dims) = weight;
+    let (width, taps) = (dims[0], dims[1]);
+    for (row, out) in out.chunks_exact_mut(width).enumerate() {
+        let window = &x[row * width..][..taps * width];
+        for (channel, out) in out.iter_mut().enumerate() {
+            let inputs = window[channel..].iter().step_by(width);
+            let sum: f32 = weight[channel * taps..][..taps].iter().zip(inputs).map(|(w, x)| w * x).sum();
+            *out = sum + bias.map_or(0.0, |bias| bias[channel]);
+        }
+    }
 }
 
 /// A row whose mask hides every column gives zeros instead of the formula's mean; runners make no such row.

@@ -9,7 +9,7 @@ use crate::tensor::{DType, Shape};
 
 fn llama_1b() -> ModelConfig {
     let text = include_bytes!("../../../../tests/data/configs/llama-3.2-1b.json");
-    ModelConfig::Llama(config_hf::parse(text, "config.json".as_ref()).unwrap().model)
+    config_hf::parse(text, "config.json".as_ref()).unwrap().model
 }
 
 fn request(target: &str, precision: &str, shapes: &[&str], chunks: Option<Chunks>, flags: &[&str]) -> Request {
@@ -124,7 +124,7 @@ fn the_ledger_counts_what_is_there() {
 
 #[test]
 fn the_largest_context_is_the_last_that_fits() {
-    let ModelConfig::Llama(mut llama) = llama_1b();
+    let ModelConfig::Llama(mut llama) = llama_1b() else { panic!("another family") };
     llama.layers = 2;
     let cases = [
         ("genio-720", "FP", 65_407, "dimension: every extent at most 65535"),
@@ -196,7 +196,7 @@ fn weights_beyond_binary16_are_counted() {
 /// A one-layer model in memory whose weights are all `value`.
 #[test]
 fn a_weight_beyond_binary16_is_a_misfit_under_fp16_alone() {
-    let ModelConfig::Llama(mut llama) = llama_1b();
+    let ModelConfig::Llama(mut llama) = llama_1b() else { panic!("another family") };
     (llama.hidden, llama.ffn, llama.layers, llama.heads, llama.kv_heads, llama.head_dim) = (8, 8, 1, 2, 1, 4);
     (llama.vocab, llama.max_positions) = (16, 16);
     let config = ModelConfig::Llama(llama);

@@ -2,29 +2,156 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use super::config_lfm2::Lfm2Config;
 use super::fields::{Fields, limit};
 use crate::diag::{Code, Diagnostic, Error, Result};
 
-/// The configuration of a model of any family.
+/// The configuration of a model of any family. What all families have is told by methods, whatever a family calls it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case")]
 pub enum ModelConfig {
     /// Llama and its kin.
     Llama(LlamaConfig),
+    /// LFM2: short convolutions beside attention.
+    Lfm2(Lfm2Config),
+}
+
+/// What a layer mixes the tokens with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerKind {
+    /// Attention over a cache of keys and values.
+    Attention,
+    /// A gated convolution over the last few tokens.
+    Convolution,
+}
+
+/// A method that reads a field that every family has under the same name.
+macro_rules! shared {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty),+ $(,)?) => {
+        $($(#[doc = $doc])+ pub const fn $name(&self) -> $type {
+            match self {
+                ModelConfig::Llama(config) => config.$name,
+                ModelConfig::Lfm2(config) => config.$name,
+            }
+        })+
+    };
 }
 
 impl ModelConfig {
-    /// The number of token ids.
-    pub const fn vocab(&self) -> usize {
+    shared! {
+        /// Width of the residual stream.
+        hidden: usize,
+        /// Width of the feed-forward layer.
+        ffn: usize,
+        /// Query heads of a layer with attention.
+        heads: usize,
+        /// Key/value heads of a layer with attention; divides [`ModelConfig::heads`].
+        kv_heads: usize,
+        /// Width of a head; even.
+        head_dim: usize,
+        /// The number of token ids.
+        vocab: usize,
+        /// Longest context the model was made for.
+        max_positions: usize,
+        /// Epsilon of the RMS normalisations.
+        rms_eps: f32,
+        /// Whether the head is the embedding table.
+        tied: bool,
+    }
+
+    /// The number of layers.
+    pub const fn layers(&self) -> usize {
         match self {
-            ModelConfig::Llama(config) => config.vocab,
+            ModelConfig::Llama(config) => config.layers,
+            ModelConfig::Lfm2(config) => config.kinds.len(),
         }
     }
 
-    /// Whether the head is the embedding table.
-    pub const fn tied(&self) -> bool {
+    /// The rotary embedding.
+    pub const fn rope(&self) -> &Rope {
         match self {
-            ModelConfig::Llama(config) => config.tied,
+            ModelConfig::Llama(config) => &config.rope,
+            ModelConfig::Lfm2(config) => &config.rope,
+        }
+    }
+
+    /// The name of the family, as messages tell it.
+    pub const fn family(&self) -> &'static str {
+        match self {
+            ModelConfig::Llama(_) => "Llama",
+            ModelConfig::Lfm2(_) => "LFM2",
+        }
+    }
+
+    /// What the layer of that number mixes the tokens with.
+    ///
+    /// # Panics
+    /// If the model has no such layer.
+    pub fn kind(&self, layer: usize) -> LayerKind {
+        match self {
+            ModelConfig::Llama(_) => LayerKind::Attention,
+            ModelConfig::Lfm2(config) => config.kinds[layer],
+        }
+    }
+
+    /// Whether one of the layers is of that kind.
+    pub fn has(&self, kind: LayerKind) -> bool {
+        (0..self.layers()).any(|layer| self.kind(layer) == kind)
+    }
+
+    /// The tokens before a step that its convolutions read: rows of each such layer's state. 0 where no layer has one.
+    pub fn history(&self) -> usize {
+        match self {
+            ModelConfig::Llama(_) => 0,
+            ModelConfig::Lfm2(config) if self.has(LayerKind::Convolution) => config.window - 1,
+            ModelConfig::Lfm2(_) => 0,
+        }
+    }
+
+    /// Whether rows of zeros stay zeros in every layer, so that padding before the first token leaves no trace in the
+    /// histories of convolutions.
+    pub fn padding_stays_zero(&self) -> bool {
+        match self {
+            ModelConfig::Llama(_) => true,
+            ModelConfig::Lfm2(config) => !config.conv_bias || !self.has(LayerKind::Convolution),
+        }
+    }
+
+    /// The same model with a head of its own, or without one.
+    #[must_use]
+    pub fn with_tied(mut self, value: bool) -> ModelConfig {
+        match &mut self {
+            ModelConfig::Llama(config) => config.tied = value,
+            ModelConfig::Lfm2(config) => config.tied = value,
+        }
+        self
+    }
+
+    /// The model of the first `layers` layers, which it has.
+    #[must_use]
+    pub fn with_layers(mut self, layers: usize) -> ModelConfig {
+        match &mut self {
+            ModelConfig::Llama(config) => config.layers = layers,
+            ModelConfig::Lfm2(config) => config.kinds.truncate(layers),
+        }
+        self
+    }
+
+    /// The configuration if it is of the Llama family.
+    ///
+    /// Errors: [`Code::UnsupportedArchitecture`] that names `what` is not done for the model's family, and `help`.
+    pub fn llama_only(&self, what: &str, help: &str) -> Result<&LlamaConfig> {
+        match self {
+            ModelConfig::Llama(config) => Ok(config),
+            ModelConfig::Lfm2(_) => Err(Diagnostic::error(
+                Code::UnsupportedArchitecture,
+                format!("{what} is not done for models of the family {}", self.family()),
+            )
+            .need("a model of the Llama family (Llama, Mistral, Qwen2, Qwen3)")
+            .have(self.family())
+            .help(help)
+            .into()),
         }
     }
 }
@@ -123,17 +250,20 @@ impl ModelConfig {
     ///
     /// Errors: numbers out of range, heads that do not group or have no even width.
     pub fn check(&self) -> Result<()> {
-        let ModelConfig::Llama(config) = self;
-        let ranges = [
-            ("hidden", config.hidden, limit::WIDTH),
-            ("ffn", config.ffn, limit::WIDTH),
-            ("layers", config.layers, limit::LAYERS),
-            ("heads", config.heads, limit::HEADS),
-            ("kv_heads", config.kv_heads, limit::HEADS),
-            ("head_dim", config.head_dim, limit::HEADS),
-            ("vocab", config.vocab, limit::VOCAB),
-            ("max_positions", config.max_positions, limit::POSITIONS),
+        let mut ranges = vec![
+            ("hidden", self.hidden(), limit::WIDTH),
+            ("ffn", self.ffn(), limit::WIDTH),
+            ("layers", self.layers(), limit::LAYERS),
+            ("heads", self.heads(), limit::HEADS),
+            ("kv_heads", self.kv_heads(), limit::HEADS),
+            ("head_dim", self.head_dim(), limit::HEADS),
+            ("vocab", self.vocab(), limit::VOCAB),
+            ("max_positions", self.max_positions(), limit::POSITIONS),
         ];
+        match self {
+            ModelConfig::Llama(_) => {}
+            ModelConfig::Lfm2(config) => ranges.push(("window", config.window, limit::WINDOW)),
+        }
         let fault = |key: &str, need: String, have: usize| {
             Diagnostic::error(Code::BadConfig, "a number of the model is not possible")
                 .subject(key)
@@ -144,16 +274,16 @@ impl ModelConfig {
         let mut faults: Vec<Diagnostic> = outside
             .map(|(key, value, range)| fault(key, format!("{} to {}", range.start(), range.end()), value))
             .collect();
-        if faults.is_empty() && !config.heads.is_multiple_of(config.kv_heads) {
-            faults.push(fault("kv_heads", format!("a divisor of heads = {}", config.heads), config.kv_heads));
+        if faults.is_empty() && !self.heads().is_multiple_of(self.kv_heads()) {
+            faults.push(fault("kv_heads", format!("a divisor of heads = {}", self.heads()), self.kv_heads()));
         }
-        if !config.head_dim.is_multiple_of(2) {
-            faults.push(fault("head_dim", "an even number".into(), config.head_dim));
+        if !self.head_dim().is_multiple_of(2) {
+            faults.push(fault("head_dim", "an even number".into(), self.head_dim()));
         }
-        if let RopeScaling::Factors { factors } = &config.rope.scaling
-            && factors.len() != config.head_dim / 2
+        if let RopeScaling::Factors { factors } = &self.rope().scaling
+            && factors.len() != self.head_dim() / 2
         {
-            faults.push(fault("rope.scaling.factors", format!("{} of them", config.head_dim / 2), factors.len()));
+            faults.push(fault("rope.scaling.factors", format!("{} of them", self.head_dim() / 2), factors.len()));
         }
         Error::check(faults)
     }
@@ -161,18 +291,18 @@ impl ModelConfig {
 
 /// Checks what no single value shows: heads in whole groups and heads of even width. `keys` are the names of
 /// the query heads, the key/value heads and the head's width in the file. Malformed values are told alone.
-pub(super) fn cross_check(config: &LlamaConfig, keys: [&str; 3], fields: &mut Fields) {
+pub(super) fn cross_check(config: &ModelConfig, keys: [&str; 3], fields: &mut Fields) {
     if !fields.faults.is_empty() {
         return;
     }
     let [heads, kv_heads, head_dim] = keys;
-    if !config.heads.is_multiple_of(config.kv_heads) {
+    if !config.heads().is_multiple_of(config.kv_heads()) {
         let fault = Diagnostic::error(Code::BadConfig, "the heads do not divide into whole groups");
-        let need = format!("a divisor of {} = {}", fields.path(heads), config.heads);
-        fields.fault(kv_heads, fault.need(need).have(config.kv_heads));
+        let need = format!("a divisor of {} = {}", fields.path(heads), config.heads());
+        fields.fault(kv_heads, fault.need(need).have(config.kv_heads()));
     }
-    if !config.head_dim.is_multiple_of(2) || config.head_dim == 0 {
+    if !config.head_dim().is_multiple_of(2) || config.head_dim() == 0 {
         let fault = Diagnostic::error(Code::BadConfig, "the rotary embedding needs heads of even width");
-        fields.fault(head_dim, fault.need("an even number above zero").have(config.head_dim));
+        fields.fault(head_dim, fault.need("an even number above zero").have(config.head_dim()));
     }
 }

@@ -1,4 +1,4 @@
-//! GGUF metadata → [`LlamaConfig`]. Keys as in the GGUF specification, e.g. `llama.attention.head_count`.
+//! GGUF metadata → [`ModelConfig`]. Keys as in the GGUF specification, e.g. `llama.attention.head_count`.
 //!
 //! Absent keys take the defaults that the specification gives: `head_count_kv` = `head_count`, `key_length`
 //! and `rope.dimension_count` = width / heads, `rope.freq_base` 10000. Biases and per-head norms are
@@ -6,28 +6,42 @@
 
 use std::collections::BTreeMap;
 
-use super::config::{LlamaArchitecture, LlamaConfig, Rope, RopeScaling, cross_check};
+use super::config::{
+    LayerKind, Lfm2Config, LlamaArchitecture, LlamaConfig, ModelConfig, Rope, RopeScaling, cross_check,
+};
 use super::fields::{Field, Fields, limit};
 use super::gguf::{Array, Gguf, StoredTensor, Value};
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::tensor::Tensor;
 
-const ARCHITECTURES: &str = "llama (Llama, Mistral and SmolLM2), qwen2 or qwen3";
+const ARCHITECTURES: &str = "llama (Llama, Mistral and SmolLM2), qwen2, qwen3 or lfm2";
+/// What [`cross_check`] names.
+const HEAD_KEYS: [&str; 3] = ["attention.head_count", "attention.head_count_kv", "attention.key_length"];
+
+/// What a file says that its model is.
+#[derive(Clone, Copy)]
+enum Architecture {
+    Llama(LlamaArchitecture),
+    Lfm2,
+}
 
 /// Reads the configuration of a GGUF header. `rope_factors` is the tensor `rope_freqs.weight`, if there is one.
 ///
 /// # Errors
 /// Absent or implausible values and models that npuc does not build; all faults of the values at once.
-pub(super) fn parse(gguf: &Gguf, rope_factors: Option<&Tensor>) -> Result<LlamaConfig> {
+pub(super) fn parse(gguf: &Gguf, rope_factors: Option<&Tensor>) -> Result<ModelConfig> {
     let (architecture, name) = architecture(&gguf.metadata)?;
     let prefix = format!("{name}.");
     let mut fields = Fields::new(prefix.clone(), |key| gguf.metadata.get(&format!("{prefix}{key}")).map(field));
-    let config = llama(gguf, architecture, rope_factors, &mut fields);
+    let config = match architecture {
+        Architecture::Llama(member) => llama(gguf, member, rope_factors, &mut fields),
+        Architecture::Lfm2 => lfm2(gguf, rope_factors, &mut fields),
+    };
     Error::check(fields.faults)?;
     Ok(config)
 }
 
-fn architecture(metadata: &BTreeMap<String, Value>) -> Result<(LlamaArchitecture, &'static str)> {
+fn architecture(metadata: &BTreeMap<String, Value>) -> Result<(Architecture, &'static str)> {
     let key = "general.architecture";
     let have = match metadata.get(key).map(field) {
         Some(Field::Text(name)) => name,
@@ -54,9 +68,10 @@ fn architecture(metadata: &BTreeMap<String, Value>) -> Result<(LlamaArchitecture
         return Err(unsupported("mixtures of experts are not supported", &experts).into());
     }
     Ok(match have.as_str() {
-        "llama" => (LlamaArchitecture::Llama, "llama"),
-        "qwen2" => (LlamaArchitecture::Qwen2, "qwen2"),
-        "qwen3" => (LlamaArchitecture::Qwen3, "qwen3"),
+        "llama" => (Architecture::Llama(LlamaArchitecture::Llama), "llama"),
+        "qwen2" => (Architecture::Llama(LlamaArchitecture::Qwen2), "qwen2"),
+        "qwen3" => (Architecture::Llama(LlamaArchitecture::Qwen3), "qwen3"),
+        "lfm2" => (Architecture::Lfm2, "lfm2"),
         _ => return Err(unsupported("the architecture is not supported", key).into()),
     })
 }
@@ -83,7 +98,7 @@ fn field(value: &Value) -> Field {
     }
 }
 
-fn llama(gguf: &Gguf, architecture: LlamaArchitecture, factors: Option<&Tensor>, fields: &mut Fields) -> LlamaConfig {
+fn llama(gguf: &Gguf, architecture: LlamaArchitecture, factors: Option<&Tensor>, fields: &mut Fields) -> ModelConfig {
     let hidden = fields.required_count("embedding_length", limit::WIDTH);
     let heads = fields.required_count("attention.head_count", limit::HEADS);
     let kv_heads = fields.count("attention.head_count_kv", limit::HEADS).unwrap_or(heads);
@@ -107,7 +122,6 @@ fn llama(gguf: &Gguf, architecture: LlamaArchitecture, factors: Option<&Tensor>,
         qk_norm: architecture == LlamaArchitecture::Qwen3 || tensor("blk.0.attn_q_norm.weight").is_some(),
         tied: tensor("output.weight").is_none(),
     };
-    cross_check(&config, ["attention.head_count", "attention.head_count_kv", "attention.key_length"], fields);
     if config.qk_norm && architecture == LlamaArchitecture::Llama {
         // The rows of `llama` are interleaved; no converter writes what that means for a gain of each head.
         let fault =
@@ -122,7 +136,70 @@ fn llama(gguf: &Gguf, architecture: LlamaArchitecture, factors: Option<&Tensor>,
         let need = format!("no window, or one of at least context_length = {}", config.max_positions);
         fields.fault("attention.sliding_window", fault.need(need).have(format!("a window of {window} tokens")));
     }
+    let config = ModelConfig::Llama(config);
+    cross_check(&config, HEAD_KEYS, fields);
     config
+}
+
+/// LFM2 says with a key/value head count for each layer which layers have attention: those with a convolution have none.
+/// The feed-forward width is the one that is stored, already adjusted.
+fn lfm2(gguf: &Gguf, factors: Option<&Tensor>, fields: &mut Fields) -> ModelConfig {
+    let hidden = fields.required_count("embedding_length", limit::WIDTH);
+    let heads = fields.required_count("attention.head_count", limit::HEADS);
+    let layers = fields.required_count("block_count", limit::LAYERS);
+    let head_dim = head_dim(hidden, heads, fields);
+    let (kinds, kv_heads) = head_counts(gguf, layers, heads, fields);
+    let tensor = |name: &str| gguf.tensors.iter().find(|tensor| tensor.name == name);
+    let first = kinds.iter().position(|&kind| kind == LayerKind::Convolution);
+    let config = ModelConfig::Lfm2(Lfm2Config {
+        hidden,
+        ffn: fields.required_count("feed_forward_length", limit::WIDTH),
+        kinds,
+        heads,
+        kv_heads,
+        head_dim,
+        vocab: vocab(gguf, tensor("token_embd.weight"), fields),
+        max_positions: fields.required_count("context_length", limit::POSITIONS),
+        rms_eps: fields.required_positive("attention.layer_norm_rms_epsilon"),
+        rope: rope(head_dim, factors, fields),
+        window: fields.required_count("shortconv.l_cache", limit::WINDOW),
+        conv_bias: first.is_some_and(|layer| tensor(&format!("blk.{layer}.shortconv.conv.bias")).is_some()),
+        tied: tensor("output.weight").is_none(),
+    });
+    extras(fields);
+    cross_check(&config, HEAD_KEYS, fields);
+    config
+}
+
+/// The kind of each layer and the key/value heads of those with attention.
+fn head_counts(gguf: &Gguf, layers: usize, heads: usize, fields: &mut Fields) -> (Vec<LayerKind>, usize) {
+    let key = "attention.head_count_kv";
+    let counts: Vec<i128> = match gguf.metadata.get(&fields.path(key)) {
+        Some(Value::Array(Array::Unsigned(counts))) => counts.iter().map(|&count| count.into()).collect(),
+        Some(Value::Array(Array::Signed(counts))) => counts.iter().map(|&count| count.into()).collect(),
+        Some(_) => vec![fields.count(key, limit::HEADS).map_or(1, |count| count as i128); layers],
+        None => vec![heads as i128; layers],
+    };
+    if counts.len() != layers {
+        let fault = Diagnostic::error(Code::BadConfig, "there is not one head count for each layer");
+        fields.fault(key, fault.need(format!("block_count = {layers} of them")).have(counts.len()));
+    }
+    let kind = |&count: &i128| if count == 0 { LayerKind::Convolution } else { LayerKind::Attention };
+    let present = counts.iter().copied().find(|&count| count != 0);
+    // Without attention there are no such heads, and any count will do.
+    let Some(kv_heads) = present else { return (counts.iter().map(kind).collect(), heads) };
+    if let Some(other) = counts.iter().find(|&&count| count != 0 && count != kv_heads) {
+        let fault =
+            Diagnostic::error(Code::UnsupportedArchitecture, "layers with different head counts are not supported");
+        fields.fault(key, fault.need(format!("{kv_heads}, or 0 where there is a convolution")).have(other));
+    }
+    let within = usize::try_from(kv_heads).ok().filter(|count| limit::HEADS.contains(count));
+    if within.is_none() {
+        let fault = Diagnostic::error(Code::BadConfig, "the value is malformed");
+        let need = format!("a whole number from {} to {}", limit::HEADS.start(), limit::HEADS.end());
+        fields.fault(key, fault.need(need).have(kv_heads));
+    }
+    (counts.iter().map(kind).collect(), within.unwrap_or(heads))
 }
 
 fn head_dim(hidden: usize, heads: usize, fields: &mut Fields) -> usize {

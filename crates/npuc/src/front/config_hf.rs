@@ -1,27 +1,30 @@
-//! `config.json` of Hugging Face transformers → [`LlamaConfig`], in the form of today and of older versions.
+//! `config.json` of Hugging Face transformers → [`ModelConfig`], in the form of today and of older versions.
 //!
 //! An absent key takes the default that transformers itself documents for the architecture, and only these:
 //! `hidden_act` silu, `rms_norm_eps` 1e-6, `rope_theta` 10000, `head_dim` hidden / heads (Qwen3: 128),
 //! `num_key_value_heads` = `num_attention_heads`, `tie_word_embeddings` false, `attention_bias` and `mlp_bias`
 //! false, `sliding_window` 4096 (Mistral and Qwen2/3), `use_sliding_window` false, `max_window_layers` 28.
+//! Those of LFM2 are in `config_lfm2.rs`.
 //! Null counts as absent, except that `"sliding_window": null` says that there is no window.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::config::{LlamaArchitecture, LlamaConfig, Rope, RopeScaling, cross_check};
+use super::config::{LlamaArchitecture, LlamaConfig, ModelConfig, Rope, RopeScaling, cross_check};
+use super::config_lfm2;
 use super::fields::{Field, Fields, limit};
 use crate::diag::{Code, Diagnostic, Error, Result};
 
 /// What is said where an architecture, rope type or activation is not supported.
-pub(super) const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM";
+pub(super) const ARCHITECTURES: &str =
+    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or Lfm2ForCausalLM";
 
 /// What `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfConfig {
     /// The model's shape; `tied` is what the file says, not yet what is stored.
-    pub model: LlamaConfig,
+    pub model: ModelConfig,
     /// `bos_token_id`.
     pub bos: Option<u32>,
     /// `eos_token_id`, one or a list, in its order.
@@ -37,7 +40,10 @@ pub fn parse(text: &[u8], file: &Path) -> Result<HfConfig> {
     let object = object(text, file)?;
     let architecture = architecture(&object).map_err(|e| e.in_file(file))?;
     let mut fields = Fields::new("", |key| object.get(key).and_then(field));
-    let model = llama(&object, architecture, &mut fields);
+    let model = match architecture {
+        Architecture::Llama(member) => llama(&object, member, &mut fields),
+        Architecture::Lfm2 => config_lfm2::parse(&object, &mut fields),
+    };
     let mut bos_eos = special_ids(&object);
     let mut faults = std::mem::take(&mut fields.faults);
     faults.append(&mut bos_eos.faults);
@@ -52,6 +58,13 @@ pub(super) fn parse_generation(text: &[u8], file: &Path) -> Result<(Option<u32>,
     Ok((ids.bos, ids.eos))
 }
 
+/// What a file says that its model is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Architecture {
+    Llama(LlamaArchitecture),
+    Lfm2,
+}
+
 fn object(text: &[u8], file: &Path) -> Result<Map<String, Value>> {
     serde_json::from_slice(text).map_err(|e| {
         Diagnostic::error(Code::BadConfig, format!("the file is not a JSON object: {e}")).file(file).into()
@@ -59,7 +72,7 @@ fn object(text: &[u8], file: &Path) -> Result<Map<String, Value>> {
 }
 
 /// A JSON value as a field; null is absent.
-fn field(value: &Value) -> Option<Field> {
+pub(super) fn field(value: &Value) -> Option<Field> {
     Some(match value {
         Value::Null => return None,
         Value::Bool(value) => Field::Bool(*value),
@@ -74,7 +87,7 @@ fn field(value: &Value) -> Option<Field> {
 }
 
 /// The architecture by `architectures` or, where that is absent, by `model_type`; they must not contradict.
-fn architecture(object: &Map<String, Value>) -> Result<LlamaArchitecture> {
+fn architecture(object: &Map<String, Value>) -> Result<Architecture> {
     let texts = |key: &str| -> Vec<String> {
         match object.get(key) {
             Some(Value::String(text)) => vec![text.clone()],
@@ -98,17 +111,19 @@ fn architecture(object: &Map<String, Value>) -> Result<LlamaArchitecture> {
         Diagnostic::error(Code::UnsupportedArchitecture, message).subject(subject).need(ARCHITECTURES).have(&have)
     };
     let by_class = classes.first().map(|class| match class.as_str() {
-        "LlamaForCausalLM" => Some(LlamaArchitecture::Llama),
-        "MistralForCausalLM" => Some(LlamaArchitecture::Mistral),
-        "Qwen2ForCausalLM" => Some(LlamaArchitecture::Qwen2),
-        "Qwen3ForCausalLM" => Some(LlamaArchitecture::Qwen3),
+        "LlamaForCausalLM" => Some(Architecture::Llama(LlamaArchitecture::Llama)),
+        "MistralForCausalLM" => Some(Architecture::Llama(LlamaArchitecture::Mistral)),
+        "Qwen2ForCausalLM" => Some(Architecture::Llama(LlamaArchitecture::Qwen2)),
+        "Qwen3ForCausalLM" => Some(Architecture::Llama(LlamaArchitecture::Qwen3)),
+        "Lfm2ForCausalLM" => Some(Architecture::Lfm2),
         _ => None,
     });
     let by_kind = kind.as_deref().map(|kind| match kind {
-        "llama" => Some(LlamaArchitecture::Llama),
-        "mistral" => Some(LlamaArchitecture::Mistral),
-        "qwen2" => Some(LlamaArchitecture::Qwen2),
-        "qwen3" => Some(LlamaArchitecture::Qwen3),
+        "llama" => Some(Architecture::Llama(LlamaArchitecture::Llama)),
+        "mistral" => Some(Architecture::Llama(LlamaArchitecture::Mistral)),
+        "qwen2" => Some(Architecture::Llama(LlamaArchitecture::Qwen2)),
+        "qwen3" => Some(Architecture::Llama(LlamaArchitecture::Qwen3)),
+        "lfm2" => Some(Architecture::Lfm2),
         _ => None,
     });
     if object.get("vision_config").is_some_and(|v| !v.is_null()) {
@@ -119,7 +134,7 @@ fn architecture(object: &Map<String, Value>) -> Result<LlamaArchitecture> {
             return Err(unsupported("mixtures of experts are not supported", key).into());
         }
     }
-    let named: Vec<Option<LlamaArchitecture>> = [by_class, by_kind].into_iter().flatten().collect();
+    let named: Vec<Option<Architecture>> = [by_class, by_kind].into_iter().flatten().collect();
     match named[..] {
         [Some(class), Some(kind)] if class != kind => {
             let fault = Diagnostic::error(Code::BadConfig, "architectures and model_type name different models");
@@ -130,7 +145,7 @@ fn architecture(object: &Map<String, Value>) -> Result<LlamaArchitecture> {
     }
 }
 
-fn llama(object: &Map<String, Value>, architecture: LlamaArchitecture, fields: &mut Fields) -> LlamaConfig {
+fn llama(object: &Map<String, Value>, architecture: LlamaArchitecture, fields: &mut Fields) -> ModelConfig {
     let hidden = fields.required_count("hidden_size", limit::WIDTH);
     let heads = fields.required_count("num_attention_heads", limit::HEADS);
     let kv_heads = fields.count("num_key_value_heads", limit::HEADS).unwrap_or(heads);
@@ -169,19 +184,23 @@ fn llama(object: &Map<String, Value>, architecture: LlamaArchitecture, fields: &
         vocab: fields.required_count("vocab_size", limit::VOCAB),
         max_positions: fields.required_count("max_position_embeddings", limit::POSITIONS),
         rms_eps: fields.positive("rms_norm_eps").unwrap_or(1e-6),
-        rope: rope(object, fields),
+        rope: rope(object, 10000.0, fields),
         qkv_bias: qkv_and_o_bias.0,
         o_bias: qkv_and_o_bias.1,
         mlp_bias,
         qk_norm: architecture == LlamaArchitecture::Qwen3,
         tied: fields.flag("tie_word_embeddings").unwrap_or(false),
     };
-    cross_check(&config, ["num_attention_heads", "num_key_value_heads", "head_dim"], fields);
     activation(fields);
     quantized(object, fields);
     sliding_window(object, &config, fields);
+    let config = ModelConfig::Llama(config);
+    cross_check(&config, HEAD_KEYS, fields);
     config
 }
+
+/// What [`cross_check`] names.
+pub(super) const HEAD_KEYS: [&str; 3] = ["num_attention_heads", "num_key_value_heads", "head_dim"];
 
 fn activation(fields: &mut Fields) {
     if let Some(name) = fields.text("hidden_act")
@@ -193,7 +212,7 @@ fn activation(fields: &mut Fields) {
 }
 
 /// Weights of GPTQ, AWQ, bitsandbytes and others are no plain tensors.
-fn quantized(object: &Map<String, Value>, fields: &mut Fields) {
+pub(super) fn quantized(object: &Map<String, Value>, fields: &mut Fields) {
     let Some(quantization) = object.get("quantization_config").filter(|q| !q.is_null()) else {
         return;
     };
@@ -244,8 +263,9 @@ fn sliding_window(object: &Map<String, Value>, config: &LlamaConfig, fields: &mu
     }
 }
 
-/// The rotary embedding from `rope_parameters` or from `rope_theta` and `rope_scaling`.
-fn rope(object: &Map<String, Value>, fields: &mut Fields) -> Rope {
+/// The rotary embedding from `rope_parameters` or from `rope_theta` and `rope_scaling`. `theta` is the base where the file names
+/// none.
+pub(super) fn rope(object: &Map<String, Value>, theta: f32, fields: &mut Fields) -> Rope {
     full_rotation(fields);
     let outer_theta = fields.positive("rope_theta");
     let present = |key: &str| object.get(key).filter(|value| !value.is_null());
@@ -259,7 +279,7 @@ fn rope(object: &Map<String, Value>, fields: &mut Fields) -> Rope {
             fields.fault("rope_parameters", fault);
             return Rope { theta: 1.0, scaling: RopeScaling::None };
         }
-        (None, None) => return Rope { theta: outer_theta.unwrap_or(10000.0), scaling: RopeScaling::None },
+        (None, None) => return Rope { theta: outer_theta.unwrap_or(theta), scaling: RopeScaling::None },
     };
     let Value::Object(inner) = value else {
         let fault = Diagnostic::error(Code::BadConfig, "the value is malformed").need("an object");
@@ -281,7 +301,7 @@ fn rope(object: &Map<String, Value>, fields: &mut Fields) -> Rope {
     }
     let scaling = scaling(&mut rope);
     fields.faults.append(&mut rope.faults);
-    Rope { theta: inner_theta.or(outer_theta).unwrap_or(10000.0), scaling }
+    Rope { theta: inner_theta.or(outer_theta).unwrap_or(theta), scaling }
 }
 
 fn full_rotation(fields: &mut Fields) {

@@ -14,6 +14,8 @@ pub(super) mod limit {
     pub(in crate::front) const WIDTH: RangeInclusive<usize> = 1..=1 << 24;
     pub(in crate::front) const LAYERS: RangeInclusive<usize> = 1..=4096;
     pub(in crate::front) const HEADS: RangeInclusive<usize> = 1..=1 << 16;
+    /// Taps of a short convolution: with one there is no history, and no such model.
+    pub(in crate::front) const WINDOW: RangeInclusive<usize> = 2..=1 << 10;
     pub(in crate::front) const VOCAB: RangeInclusive<usize> = 1..=1 << 28;
     pub(in crate::front) const POSITIONS: RangeInclusive<usize> = 1..=1 << 31;
     pub(in crate::front) const ANY: RangeInclusive<usize> = 0..=1 << 40;
@@ -99,13 +101,19 @@ impl<'a> Fields<'a> {
 
     /// A finite number above zero.
     pub(super) fn positive(&mut self, key: &str) -> Option<f32> {
+        self.wide_positive(key).map(|value| value as f32)
+    }
+
+    /// A finite number above zero in the precision of the file, and not beyond what 32 bits can hold.
+    pub(super) fn wide_positive(&mut self, key: &str) -> Option<f64> {
         let field = self.get(key)?;
         let value = match field {
-            Field::Int(value) => value as f32,
-            Field::Float(value) => value as f32,
-            Field::Bool(_) | Field::Text(_) | Field::Other(_) => f32::NAN,
+            Field::Int(value) => value as f64,
+            Field::Float(value) => value,
+            Field::Bool(_) | Field::Text(_) | Field::Other(_) => f64::NAN,
         };
-        if value.is_finite() && value > 0.0 {
+        let narrow = value as f32;
+        if narrow.is_finite() && narrow > 0.0 {
             return Some(value);
         }
         self.malformed(key, "a number above zero that 32 bits can hold".into(), &field)

@@ -19,7 +19,7 @@ pub fn non_finite(checkpoint: &Checkpoint) -> Vec<Diagnostic> {
             }
             let warning = Diagnostic::warning(Code::NonFiniteWeights, "a weight holds values that are not finite");
             let warning = warning
-                .subject(weights::stored_name(checkpoint.source, name))
+                .subject(weights::stored_name(&checkpoint.config, checkpoint.source, name))
                 .need("finite values")
                 .have(format!("{nan} NaN and {infinite} infinite of {}", tensor.shape.elements().unwrap_or(0)));
             Some(tensor.file().into_iter().fold(warning, Diagnostic::file))

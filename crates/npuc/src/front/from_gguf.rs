@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::gguf::{Gguf, Value};
 use super::weights::{self, Listed};
-use super::{Checkpoint, ModelConfig, Source, TokenizerSource, config_gguf, gguf, outside_vocabulary, vocab_gguf};
+use super::{Checkpoint, Source, TokenizerSource, config_gguf, gguf, outside_vocabulary, vocab_gguf};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::tensor::{SourceFile, Tensor};
 
@@ -24,18 +24,19 @@ fn checkpoint(path: &Path, file: &Arc<SourceFile>) -> Result<Checkpoint> {
     let mut listed = list(&header, file)?;
     let factors = listed.iter().position(|tensor| tensor.stored == ROPE_FACTORS).map(|i| listed.swap_remove(i));
     let factors = factors.and_then(|listed| listed.tensor.ok());
-    let mut config = config_gguf::parse(&header, factors.as_ref())?;
+    let config = config_gguf::parse(&header, factors.as_ref())?;
     let (vocab, special) = vocab_gguf::take(&mut header.metadata)?;
-    let settled = weights::settle(&mut config, Source::Gguf, listed)?;
+    let settled = weights::settle(config, Source::Gguf, listed)?;
+    let config = settled.config;
     let mut warnings = settled.warnings;
-    warnings.extend(outside_vocabulary(&special, config.vocab));
+    warnings.extend(outside_vocabulary(&special, config.vocab()));
     for warning in &mut warnings {
         warning.file.get_or_insert_with(|| path.to_path_buf());
     }
     Ok(Checkpoint {
         path: path.to_path_buf(),
         source: Source::Gguf,
-        config: ModelConfig::Llama(config),
+        config,
         tensors: settled.tensors,
         special,
         tokenizer: vocab.map(TokenizerSource::Gguf),

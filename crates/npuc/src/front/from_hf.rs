@@ -14,9 +14,7 @@ use serde_json::Value;
 
 use super::safetensors::{Pairs, StoredTensor, parse};
 use super::weights::{self, Listed};
-use super::{
-    Checkpoint, ModelConfig, Source, SpecialTokens, TokenizerSource, config_hf, name_list, outside_vocabulary,
-};
+use super::{Checkpoint, Source, SpecialTokens, TokenizerSource, config_hf, name_list, outside_vocabulary};
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::tensor::{DType, SourceFile, Tensor};
 
@@ -31,13 +29,13 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     let config_text = read(&config_file)?
         .ok_or_else(|| Diagnostic::error(Code::Unreadable, "the file is absent").file(&config_file))?;
     let parsed = config_hf::parse(&config_text, &config_file)?;
-    let mut config = parsed.model;
     let mut special = SpecialTokens { bos: parsed.bos, ..SpecialTokens::default() };
     special.end_with(parsed.eos);
 
     let mut warnings = Vec::new();
     let listed = list(folder, &mut warnings)?;
-    let settled = weights::settle(&mut config, Source::HuggingFace, listed).map_err(|e| e.in_file(folder))?;
+    let settled = weights::settle(parsed.model, Source::HuggingFace, listed).map_err(|e| e.in_file(folder))?;
+    let config = settled.config;
     warnings.extend(settled.warnings);
 
     let generation_file = folder.join("generation_config.json");
@@ -47,14 +45,14 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
         special.end_with(eos);
     }
     let tokenizer = tokenizer(folder, &mut special, &mut warnings)?;
-    warnings.extend(outside_vocabulary(&special, config.vocab));
+    warnings.extend(outside_vocabulary(&special, config.vocab()));
     for warning in &mut warnings {
         warning.file.get_or_insert_with(|| folder.to_path_buf());
     }
     Ok(Checkpoint {
         path: folder.to_path_buf(),
         source: Source::HuggingFace,
-        config: ModelConfig::Llama(config),
+        config,
         tensors: settled.tensors,
         special,
         tokenizer,

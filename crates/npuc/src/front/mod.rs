@@ -13,6 +13,7 @@ use crate::tensor::Tensor;
 pub mod config;
 mod config_gguf;
 pub mod config_hf;
+mod config_lfm2;
 mod fields;
 mod finite;
 mod from_gguf;

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::config::{LlamaArchitecture, LlamaConfig};
-use super::{ModelConfig, Source, name_list};
+use super::config::{LlamaArchitecture, ModelConfig};
+use super::{Source, name_list};
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::model::llama::{EMBEDDING, HEAD};
 use crate::model::{Role, WeightSpec, weight_specs};
-use crate::tensor::Tensor;
+use crate::tensor::{Shape, Tensor};
 
 /// A tensor as a checkpoint lists it.
 pub(super) struct Listed {
@@ -20,8 +20,9 @@ pub(super) struct Listed {
     pub(super) tensor: Result<Tensor, String>,
 }
 
-/// The weights of a checkpoint by canonical name.
+/// The weights of a checkpoint by canonical name, and the configuration that what is stored settles.
 pub(super) struct Settled {
+    pub(super) config: ModelConfig,
     pub(super) tensors: BTreeMap<String, Tensor>,
     pub(super) warnings: Vec<Diagnostic>,
 }
@@ -31,12 +32,12 @@ pub(super) struct Settled {
 /// # Errors
 /// Two tensors for one weight, absent weights, wrong shapes, types that npuc does not read, and a head that
 /// is neither stored nor tied; all at once.
-pub(super) fn settle(config: &mut LlamaConfig, source: Source, listed: Vec<Listed>) -> Result<Settled> {
+pub(super) fn settle(config: ModelConfig, source: Source, listed: Vec<Listed>) -> Result<Settled> {
     let mut faults = Vec::new();
     let mut unused = Vec::new();
     let mut by_name: BTreeMap<String, Listed> = BTreeMap::new();
     for tensor in listed {
-        let Some(name) = canonical(source, &tensor.stored) else {
+        let Some(name) = canonical(&config, source, &tensor.stored) else {
             unused.push(tensor.stored);
             continue;
         };
@@ -48,26 +49,27 @@ pub(super) fn settle(config: &mut LlamaConfig, source: Source, listed: Vec<Liste
         }
     }
     let mut warnings = Vec::new();
-    match source {
-        Source::Gguf => config.tied = !by_name.contains_key(HEAD),
-        Source::HuggingFace => match settle_head(config.tied, &mut by_name) {
+    let tied = match source {
+        Source::Gguf => !by_name.contains_key(HEAD),
+        Source::HuggingFace => match settle_head(config.tied(), &mut by_name) {
             Ok((tied, warning)) => {
-                config.tied = tied;
                 warnings.extend(warning);
+                tied
             }
             Err(fault) => {
                 // The head is accounted for by this fault, so its absence is not told again.
-                config.tied = true;
                 faults.push(*fault);
+                true
             }
         },
-    }
-    let (tensors, more) = select(config, source, &mut by_name);
+    };
+    let config = config.with_tied(tied);
+    let (tensors, more) = select(&config, source, &mut by_name);
     faults.extend(more);
     Error::check(faults)?;
     unused.extend(by_name.into_values().map(|tensor| tensor.stored));
     warnings.extend(unused_warning(&unused));
-    Ok(Settled { tensors, warnings })
+    Ok(Settled { config, tensors, warnings })
 }
 
 /// Whether the head is tied, by what is stored first and `tie_word_embeddings` second.
@@ -75,7 +77,7 @@ fn settle_head(
     said_tied: bool,
     by_name: &mut BTreeMap<String, Listed>,
 ) -> Result<(bool, Option<Diagnostic>), Box<Diagnostic>> {
-    let (head, embedding) = (stored_name(Source::HuggingFace, HEAD), stored_name(Source::HuggingFace, EMBEDDING));
+    let (head, embedding) = (hf_name(HEAD), hf_name(EMBEDDING));
     let warning = |message: &str| Some(Diagnostic::warning(Code::TiedHead, message).subject(&head));
     match (said_tied, by_name.get(EMBEDDING), by_name.get(HEAD)) {
         (true, Some(_), None) => Ok((true, None)),
@@ -129,16 +131,17 @@ fn same(a: &Listed, b: &Listed) -> bool {
 
 /// Takes the weights of the model out of `by_name` and checks them. Equal faults are told once.
 fn select(
-    config: &LlamaConfig,
+    config: &ModelConfig,
     source: Source,
     by_name: &mut BTreeMap<String, Listed>,
 ) -> (BTreeMap<String, Tensor>, Vec<Diagnostic>) {
     let mut tensors = BTreeMap::new();
     let mut groups: Vec<(Misfit, Vec<String>)> = Vec::new();
-    for spec in weight_specs(&ModelConfig::Llama(config.clone())) {
+    for spec in weight_specs(config) {
         let listed = by_name.remove(&spec.name);
-        let stored = listed.as_ref().map_or_else(|| stored_name(source, &spec.name), |listed| listed.stored.clone());
-        match check(&spec, listed).and_then(|tensor| in_order(config, source, &spec.name, tensor)) {
+        let stored =
+            listed.as_ref().map_or_else(|| stored_name(config, source, &spec.name), |listed| listed.stored.clone());
+        match check(&spec, source, listed).and_then(|tensor| in_order(config, source, &spec.name, tensor)) {
             Ok(tensor) => {
                 tensors.insert(spec.name, tensor);
             }
@@ -165,35 +168,43 @@ struct Misfit {
 }
 
 /// The tensor if it is what `spec` needs.
-fn check(spec: &WeightSpec, listed: Option<Listed>) -> Result<Tensor, Misfit> {
+fn check(spec: &WeightSpec, source: Source, listed: Option<Listed>) -> Result<Tensor, Misfit> {
     let misfit = |code, message, need: &dyn fmt::Display, have| Misfit { code, message, need: need.to_string(), have };
     let Some(listed) = listed else {
         let message = "tensors that the model needs are absent";
-        return Err(misfit(Code::MissingTensor, message, &format_args!("shape {}", spec.shape), None));
+        return Err(misfit(Code::MissingTensor, message, &format_args!("shape {}", stored_shape(source, spec)), None));
     };
     let plain = "F32, F16 or BF16";
     let tensor = listed.tensor.map_err(|dtype| {
         let message = "tensors are stored in a format that npuc does not read";
         misfit(Code::UnknownTensorType, message, &plain, Some(dtype))
     })?;
-    if tensor.shape != spec.shape {
+    let shape = stored_shape(source, spec);
+    if tensor.shape != shape {
         let message = "tensors have another shape than the configuration says";
-        return Err(misfit(Code::WrongShape, message, &spec.shape, Some(tensor.shape.to_string())));
+        return Err(misfit(Code::WrongShape, message, &shape, Some(tensor.shape.to_string())));
     }
-    match spec.role {
-        Role::Norm | Role::Bias if tensor.dtype.is_block() => {
-            let message = "norms or biases are stored in a block format";
-            Err(misfit(Code::UnknownTensorType, message, &plain, Some(tensor.dtype.to_string())))
-        }
-        Role::Norm | Role::Bias | Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => Ok(tensor),
+    if !spec.role.is_matrix() && tensor.dtype.is_block() {
+        let message = "norms, biases or filters are stored in a block format";
+        return Err(misfit(Code::UnknownTensorType, message, &plain, Some(tensor.dtype.to_string())));
+    }
+    Ok(if shape == spec.shape { tensor } else { tensor.with_shape(spec.shape.clone()) })
+}
+
+/// The shape that the form of file gives a weight: Hugging Face's filters have an axis more, of one channel a group.
+pub(crate) fn stored_shape(source: Source, spec: &WeightSpec) -> Shape {
+    match (source, spec.role, &*spec.shape) {
+        (Source::HuggingFace, Role::Filter, &[channels, taps]) => [channels, 1, taps].into(),
+        (Source::HuggingFace | Source::Gguf, _, _) => spec.shape.clone(),
     }
 }
 
 /// Undoes the interleaving of the query and key rows that GGUF files of the architecture `llama` have.
-fn in_order(config: &LlamaConfig, source: Source, name: &str, tensor: Tensor) -> Result<Tensor, Misfit> {
-    if source != Source::Gguf || config.architecture != LlamaArchitecture::Llama {
-        return Ok(tensor);
-    }
+fn in_order(config: &ModelConfig, source: Source, name: &str, tensor: Tensor) -> Result<Tensor, Misfit> {
+    let config = match (config, source) {
+        (ModelConfig::Llama(config), Source::Gguf) if config.architecture == LlamaArchitecture::Llama => config,
+        (ModelConfig::Llama(_) | ModelConfig::Lfm2(_), Source::Gguf | Source::HuggingFace) => return Ok(tensor),
+    };
     let heads = if name.contains(".self_attn.q_proj.") {
         config.heads
     } else if name.contains(".self_attn.k_proj.") {
@@ -220,27 +231,74 @@ fn unused_warning(unused: &[String]) -> Option<Diagnostic> {
 }
 
 /// The tensors of GGUF files and the modules of Hugging Face models, outside and inside layers.
-const OUTER: [(&str, &str); 3] = [("token_embd", "embed_tokens"), ("output_norm", "norm"), ("output", "lm_head")];
-const LAYER: [(&str, &str); 11] = [
-    ("attn_norm", "input_layernorm"),
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_q_norm", "self_attn.q_norm"),
-    ("attn_k_norm", "self_attn.k_norm"),
-    ("attn_output", "self_attn.o_proj"),
-    ("ffn_norm", "post_attention_layernorm"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
-];
+struct Names {
+    outer: &'static Table,
+    layer: &'static Table,
+}
+
+type Table = [(&'static str, &'static str)];
+
+const LLAMA: Names = Names {
+    outer: &[("token_embd", "embed_tokens"), ("output_norm", "norm"), ("output", "lm_head")],
+    layer: &[
+        ("attn_norm", "input_layernorm"),
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
+        ("attn_q_norm", "self_attn.q_norm"),
+        ("attn_k_norm", "self_attn.k_norm"),
+        ("attn_output", "self_attn.o_proj"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ],
+};
+
+/// llama.cpp calls the last norm after the table, as the model does.
+const LFM2: Names = Names {
+    outer: &[("token_embd", "embed_tokens"), ("token_embd_norm", "embedding_norm"), ("output", "lm_head")],
+    layer: &[
+        ("attn_norm", "operator_norm"),
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
+        ("attn_q_norm", "self_attn.q_layernorm"),
+        ("attn_k_norm", "self_attn.k_layernorm"),
+        ("attn_output", "self_attn.out_proj"),
+        ("shortconv.in_proj", "conv.in_proj"),
+        ("shortconv.conv", "conv.conv"),
+        ("shortconv.out_proj", "conv.out_proj"),
+        ("ffn_norm", "ffn_norm"),
+        ("ffn_gate", "feed_forward.w1"),
+        ("ffn_up", "feed_forward.w3"),
+        ("ffn_down", "feed_forward.w2"),
+    ],
+};
+
+const fn names(config: &ModelConfig) -> Names {
+    match config {
+        ModelConfig::Llama(_) => LLAMA,
+        ModelConfig::Lfm2(_) => LFM2,
+    }
+}
+
+impl Names {
+    /// A name without its layer, the layer if it has one, and the table that the rest is looked up in.
+    fn split_layer<'n>(&self, name: &'n str, prefix: &str) -> (Option<&'n str>, &'n str, &'static Table) {
+        match name.strip_prefix(prefix).and_then(|rest| rest.split_once('.')) {
+            Some((number, rest)) => (Some(number), rest, self.layer),
+            None => (None, name, self.outer),
+        }
+    }
+}
 
 /// The canonical name of a stored tensor; `None` if the form of file has no such weight.
-fn canonical(source: Source, stored: &str) -> Option<String> {
+fn canonical(config: &ModelConfig, source: Source, stored: &str) -> Option<String> {
     match source {
         Source::HuggingFace => Some(stored.strip_prefix("model.").unwrap_or(stored).to_owned()),
         Source::Gguf => {
-            let (prefix, rest, table) = split_layer(stored, "blk.");
+            let (prefix, rest, table) = names(config).split_layer(stored, "blk.");
             let (module, kind) = rest.rsplit_once('.')?;
             let (_, name) = table.iter().find(|(gguf, _)| *gguf == module)?;
             Some(match prefix {
@@ -252,12 +310,11 @@ fn canonical(source: Source, stored: &str) -> Option<String> {
 }
 
 /// The name that the form of file gives a canonical name.
-pub(crate) fn stored_name(source: Source, canonical: &str) -> String {
+pub(crate) fn stored_name(config: &ModelConfig, source: Source, canonical: &str) -> String {
     match source {
-        Source::HuggingFace if canonical == HEAD => canonical.to_owned(),
-        Source::HuggingFace => format!("model.{canonical}"),
+        Source::HuggingFace => hf_name(canonical),
         Source::Gguf => {
-            let (prefix, rest, table) = split_layer(canonical, "layers.");
+            let (prefix, rest, table) = names(config).split_layer(canonical, "layers.");
             let (module, kind) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
             let gguf = table.iter().find(|(_, name)| *name == module).map_or(module, |(gguf, _)| gguf);
             match prefix {
@@ -268,12 +325,7 @@ pub(crate) fn stored_name(source: Source, canonical: &str) -> String {
     }
 }
 
-type Table = [(&'static str, &'static str)];
-
-/// A name without its layer, the layer if it has one, and the table that the rest is looked up in.
-fn split_layer<'n>(name: &'n str, prefix: &str) -> (Option<&'n str>, &'n str, &'static Table) {
-    match name.strip_prefix(prefix).and_then(|rest| rest.split_once('.')) {
-        Some((number, rest)) => (Some(number), rest, &LAYER),
-        None => (None, name, &OUTER),
-    }
+/// The name that transformers gives a canonical name.
+pub(crate) fn hf_name(canonical: &str) -> String {
+    if canonical == HEAD { canonical.to_owned() } else { format!("model.{canonical}") }
 }

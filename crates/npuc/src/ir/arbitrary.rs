@@ -198,7 +198,7 @@ impl Growing {
         let (bound, shape) = (self.bounds[x.index()], self.builder.shape(x).to_vec());
         let (rank, last) = (shape.len(), shape[shape.len() - 1]);
         let out = usize::from(c % 4) + 1;
-        match kind % 4 {
+        match kind % 5 {
             0 if rank >= 2 => {
                 let transpose_b = d % 2 == 0;
                 let inner = if transpose_b { [out, last] } else { [last, out] };
@@ -211,6 +211,7 @@ impl Growing {
                 self.op(Op::Rope {}, &[x, cos, sin], 2.0 * bound);
             }
             2 => self.attention(c, d, e),
+            3 => self.short_conv(x, c, d),
             _ => {
                 let dtype = [DType::F32, DType::BF16, DType::Q8_0][usize::from(d) % 3];
                 let (x, inner) = if dtype.is_block() { (self.leaf(None, &[2, 32]), 32) } else { (x, last) };
@@ -223,6 +224,22 @@ impl Growing {
                 self.op(op, &args, LARGE * inner as f64);
             }
         }
+    }
+
+    /// Over `x` where its rank and rows allow it.
+    fn short_conv(&mut self, x: ValueId, c: u8, d: u8) {
+        let taps = usize::from(c) % 4 + 1;
+        let x = match *self.builder.shape(x) {
+            [rows, _] if rows >= taps => x,
+            [..] => self.leaf(None, &[taps + usize::from(c / 4) % 3, 3]),
+        };
+        let (width, dtype) = (self.builder.shape(x)[1], [DType::F32, DType::BF16, DType::F16][usize::from(d) % 3]);
+        let bound = self.bounds[x.index()];
+        let mut args = vec![x, self.leaf(Some(dtype), &[width, taps])];
+        if d.is_multiple_of(2) {
+            args.push(self.leaf(Some(DType::F16), &[width]));
+        }
+        self.op(Op::ShortConv {}, &args, bound * taps as f64 + 1.0);
     }
 
     fn attention(&mut self, c: u8, d: u8, e: u8) {

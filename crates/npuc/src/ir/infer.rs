@@ -1,8 +1,8 @@
 //! Type inference: the result type of every operation, or why it has none.
 //!
 //! Results are f32, and so are operands, with two exceptions for weights: `linear` and `pointwise_conv` take
-//! their weight in any format, and their bias, the gain of `rms_norm` and both operands of `add`, `sub`, `mul`
-//! and `div` may be f32, f16 or bf16.
+//! their weight in any format, and their bias, the gain of `rms_norm`, weight and bias of `short_conv`, the operand of
+//! `transpose` and both operands of `add`, `sub`, `mul` and `div` may be f32, f16 or bf16.
 
 use super::{Op, Type};
 use crate::tensor::{DType, Shape, byte_len};
@@ -63,11 +63,13 @@ fn formats(op: &Op, operand: usize) -> Formats {
     match (op, operand) {
         (Op::Linear {} | Op::PointwiseConv {}, 1) => Formats::Any,
         (Op::Linear {} | Op::PointwiseConv {}, 2) | (Op::RmsNorm { .. }, 1) => Formats::Plain,
-        (Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {}, _) => Formats::Plain,
+        (Op::ShortConv {}, 1 | 2) => Formats::Plain,
+        (Op::Transpose { .. } | Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {}, _) => Formats::Plain,
         (
             Op::RmsNorm { .. }
             | Op::Linear {}
             | Op::PointwiseConv {}
+            | Op::ShortConv {}
             | Op::Rope {}
             | Op::Attention { .. }
             | Op::MatMul { .. }
@@ -83,8 +85,7 @@ fn formats(op: &Op, operand: usize) -> Formats {
             | Op::Max { .. }
             | Op::Concat { .. }
             | Op::Slice { .. }
-            | Op::Reshape { .. }
-            | Op::Transpose { .. },
+            | Op::Reshape { .. },
             _,
         ) => Formats::F32,
     }
@@ -129,6 +130,7 @@ fn extents(op: &Op, args: &[&[usize]]) -> Extents {
         Op::RmsNorm { eps: _ } => rms_norm(args[0], args[1]),
         Op::Linear {} => linear(args[0], args[1], args.get(2).copied()),
         Op::PointwiseConv {} => pointwise_conv(args[0], args[1], args.get(2).copied()),
+        Op::ShortConv {} => short_conv(args[0], args[1], args.get(2).copied()),
         Op::Rope {} => rope(args[0], args[1], args[2]),
         Op::Attention { scale: _ } => attention(args),
         Op::MatMul { transpose_b } => matmul(args[0], args[1], *transpose_b),
@@ -175,6 +177,22 @@ fn pointwise_conv(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Exte
         return Err(format!("x [1, height, width, in], and it has {}", show(x)));
     }
     linear(x, weight, bias)
+}
+
+fn short_conv(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Extents {
+    let (&[rows, width], &[channels, taps]) = (x, weight) else {
+        return Err(format!("x [l-1+t, d] and a weight [d, l]: {} and {}", show(x), show(weight)));
+    };
+    if width != channels {
+        return Err(format!("x's last extent to equal the weight's first: {width} and {channels}"));
+    }
+    if rows < taps {
+        return Err(format!("at least as many rows as the weight's second extent: {rows} and {taps}"));
+    }
+    if let Some(bias) = bias.filter(|bias| *bias != [width]) {
+        return Err(format!("a bias of x's last extent: [{width}] and {}", show(bias)));
+    }
+    Ok(vec![rows - taps + 1, width])
 }
 
 fn rope(x: &[usize], cos: &[usize], sin: &[usize]) -> Extents {

@@ -33,6 +33,8 @@ fn every_operation_has_its_result() {
         ("f32[2, 3, 64]; q8_0[7, 64]; f16[7]", "linear()", "f32[2, 3, 7]"),
         ("f32[256]; q4_k[5, 256]", "linear()", "f32[5]"),
         ("f32[1, 2, 3, 64]; q8_0[7, 64]; f16[7]", "pointwise_conv()", "f32[1, 2, 3, 7]"),
+        ("f32[6, 8]; bf16[8, 3]", "short_conv()", "f32[4, 8]"),
+        ("f32[3, 8]; f32[8, 3]; f16[8]", "short_conv()", "f32[1, 8]"),
         ("f32[9, 4, 6]; f32[4, 3]; f32[4, 3]", "rope()", "f32[9, 4, 6]"),
         (
             "f32[6, 4, 5]; f32[2, 7, 5]; f32[2, 7, 5]; f32[2, 4, 5]; f32[2, 4, 5]; f32[4, 11]",
@@ -59,6 +61,7 @@ fn every_operation_has_its_result() {
         ("f32[2, 9]", "slice() {axis = 1, start = 4, len = 5}", "f32[2, 5]"),
         ("f32[2, 6]", "reshape() {shape = [1, 3, 2, 2]}", "f32[1, 3, 2, 2]"),
         ("f32[2, 3, 4]", "transpose() {perm = [2, 0, 1]}", "f32[4, 2, 3]"),
+        ("bf16[2, 3]", "transpose() {perm = [1, 0]}", "f32[3, 2]"),
     ] {
         check(args, call, expected);
     }
@@ -75,6 +78,19 @@ const MISFITS: &[(&str, &str, &str)] = &[
     ),
     ("f32[3, 8]; f32[8]", "linear()", "`linear` needs a weight [out, in], and it has [8]"),
     ("f32[3, 8]; f32[7, 8]; f32[8]", "linear()", "`linear` needs a bias of the weight's first extent: [7] and [8]"),
+    (
+        "f32[2, 6, 8]; f32[8, 3]",
+        "short_conv()",
+        "`short_conv` needs x [l-1+t, d] and a weight [d, l]: [2, 6, 8] and [8, 3]",
+    ),
+    ("f32[6, 8]; f32[7, 3]", "short_conv()", "`short_conv` needs x's last extent to equal the weight's first: 8 and 7"),
+    (
+        "f32[2, 8]; f32[8, 3]",
+        "short_conv()",
+        "`short_conv` needs at least as many rows as the weight's second extent: 2 and 3",
+    ),
+    ("f32[6, 8]; f32[8, 3]; f32[3]", "short_conv()", "`short_conv` needs a bias of x's last extent: [8] and [3]"),
+    ("f32[6, 32]; q8_0[8, 32]", "short_conv()", "operand 1 of `short_conv` must be f32, f16 or bf16, and it is q8_0"),
     (
         "f32[2, 1, 3, 8]; f32[7, 8]",
         "pointwise_conv()",

@@ -100,6 +100,10 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
             let bias = args.get(2).map_or(0.0, |bias| bias.at(&[i[last]]));
             (0..x.shape[last]).map(|k| x.at(&moved(i, last, k)) * args[1].at(&[i[last], k])).sum::<f64>() + bias
         }),
+        Op::ShortConv {} => tabulate(shape, |i| {
+            let bias = args.get(2).map_or(0.0, |bias| bias.at(&[i[1]]));
+            (0..args[1].shape[1]).map(|j| args[1].at(&[i[1], j]) * x.at(&[i[0] + j, i[1]])).sum::<f64>() + bias
+        }),
         Op::Rope {} => tabulate(shape, |i| {
             let half = shape[last] / 2;
             let (token, k) = (i[last - 1], i[last] % half);
@@ -217,6 +221,9 @@ mod tests {
         check(&[("f32[3]", &[1.0, 0.5, -1.0]), six, two], "linear()", &[2.0, 4.5]);
         let pixels = ("f32[1, 2, 1, 3]", &[1.0, 0.5, -1.0, 0.0, 0.0, 1.0][..]);
         check(&[pixels, six, two], "pointwise_conv()", &[2.0, 4.5, 6.0, 10.0]);
+        let windows = ("f32[3, 2]", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0][..]);
+        let taps = ("f32[2, 2]", &[10.0, 1.0, -1.0, 2.0][..]);
+        check(&[windows, taps, two], "short_conv()", &[16.0, 10.0, 38.0, 12.0]);
         let quarter = ("f32[1, 1]", &[0.0][..]);
         check(&[("f32[1, 2]", &[1.0, 2.0]), quarter, ("f32[1, 1]", &[1.0])], "rope()", &[-2.0, 1.0]);
         check(&[six, six], "matmul() {transpose_b = true}", &[14.0, 32.0, 32.0, 77.0]);

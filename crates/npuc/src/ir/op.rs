@@ -95,6 +95,9 @@ ops! {
     /// `(x [1, height, width, in], weight [out, in], bias [out]?)`: the same projection of every pixel, a convolution
     /// with a window of 1 x 1; the result is `[1, height, width, out]`.
     PointwiseConv "pointwise_conv" 2..=3, {};
+    /// `(x [l-1+t, d], weight [d, l], bias [d]?)`: a causal convolution of every column by its own row of `weight`,
+    /// `y[i, c] = Σ weight[c, j] · x[i + j, c] + bias[c]`, over rows of which the first `l-1` came before; the result is `[t, d]`.
+    ShortConv "short_conv" 2..=3, {};
     /// `(x [.., tokens, dim], cos [tokens, dim/2], sin [tokens, dim/2])`: the pair (i, i + dim/2) of every row turned by its angle.
     Rope "rope" 3..=3, {};
     /// `(q [heads, t, d], past_k [kv, c, d], past_v [kv, c, d], new_k [kv, t, d], new_v [kv, t, d], mask [t, c+t])`:

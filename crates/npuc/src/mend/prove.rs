@@ -16,7 +16,6 @@ use crate::diag::{Code, Diagnostic, Result};
 use crate::exec::Executor;
 use crate::fit::{Request, Subject};
 use crate::front::ModelConfig;
-use crate::front::config::LlamaConfig;
 use crate::ir::{Def, Graph};
 use crate::model::{self, Part, Port, Role, StepShape};
 use crate::target::Mend;
@@ -86,11 +85,7 @@ pub fn prove(
 
 /// The model with its first layers only.
 fn first_layers(config: &ModelConfig) -> ModelConfig {
-    match config {
-        ModelConfig::Llama(config) => {
-            ModelConfig::Llama(LlamaConfig { layers: config.layers.min(MOST_LAYERS), ..config.clone() })
-        }
-    }
+    config.clone().with_layers(config.layers().min(MOST_LAYERS))
 }
 
 fn is_rewrite(mend: &Mend) -> bool {
@@ -154,15 +149,9 @@ fn outputs(config: &ModelConfig, weights: &BTreeMap<String, Tensor>, request: &R
         executor.run(&[&inputs]);
         let ports: Vec<String> = executor.outputs().map(|(name, _)| name.to_owned()).collect();
         let results = ports.into_iter().enumerate().map(|(port, name)| (name, executor.output(port).to_vec()));
-        Ok(joined_head(results.collect(), shape.tokens, vocab(config)))
+        Ok(joined_head(results.collect(), shape.tokens, config.vocab()))
     };
     graphs.iter().zip(&request.shapes).map(run).collect()
-}
-
-fn vocab(config: &ModelConfig) -> usize {
-    match config {
-        ModelConfig::Llama(config) => config.vocab,
-    }
 }
 
 /// The parts of the logits as one, without their padding.
@@ -230,11 +219,7 @@ fn compare(mend: &Mend, shapes: &[StepShape], before: &Outputs, after: &Outputs)
 /// memory; gains are near 1, biases near 0.
 fn random_weights(config: &ModelConfig) -> Result<BTreeMap<String, Tensor>> {
     let specs = model::weight_specs(config);
-    let is_matrix = |role: Role| match role {
-        Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => true,
-        Role::Norm | Role::Bias => false,
-    };
-    let matrices = || specs.iter().filter(|spec| is_matrix(spec.role));
+    let matrices = || specs.iter().filter(|spec| spec.role.is_matrix());
     let blocks = matrices().all(|spec| spec.shape.last().is_some_and(|cols| cols.is_multiple_of(32)));
     let dtype = if blocks { DType::Q4_0 } else { DType::F32 };
     let largest = matrices().filter_map(|spec| byte_len(dtype, &spec.shape)).max().unwrap_or(0);
@@ -254,7 +239,7 @@ fn random_weights(config: &ModelConfig) -> Result<BTreeMap<String, Tensor>> {
     let pool: Arc<[u8]> = pool(dtype, largest / unit_bytes + slack, 1.0 / (fan_in as f32).sqrt()).into();
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut tensor = |number: usize, spec: &model::WeightSpec| {
-        if is_matrix(spec.role) {
+        if spec.role.is_matrix() {
             let start = number * 97 % slack * unit_bytes;
             let len = byte_len(dtype, &spec.shape)?;
             return Tensor::in_memory_at(dtype, spec.shape.clone(), Arc::clone(&pool), start..start + len);

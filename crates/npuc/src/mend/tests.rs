@@ -13,7 +13,7 @@ fn config(name: &str, edit: impl Fn(&mut serde_json::Value)) -> ModelConfig {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name);
     let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     edit(&mut json);
-    ModelConfig::Llama(config_hf::parse(&serde_json::to_vec(&json).unwrap(), &path).unwrap().model)
+    config_hf::parse(&serde_json::to_vec(&json).unwrap(), &path).unwrap().model
 }
 
 fn request(target: &str, precision: &str, shapes: &str) -> Request {

@@ -18,6 +18,17 @@ pub struct StepBuilder<'a> {
     pub shape: StepShape,
     protocol: CacheProtocol,
     write_mask: Option<ValueId>,
+    history: Option<ValueId>,
+}
+
+/// What a family calls the parts of its attention.
+pub struct AttentionNames {
+    /// The output projection.
+    pub output: &'static str,
+    /// The norm of the queries, where the model has one.
+    pub q_norm: &'static str,
+    /// The norm of the keys, where the model has one.
+    pub k_norm: &'static str,
 }
 
 /// The attention of one layer: its sizes and the step's rotary tables and mask.
@@ -42,7 +53,7 @@ impl<'a> StepBuilder<'a> {
     /// An empty graph named after its shape.
     pub fn new(weights: &'a BTreeMap<String, Type>, shape: StepShape, protocol: CacheProtocol) -> StepBuilder<'a> {
         let graph = GraphBuilder::new(shape.to_string());
-        StepBuilder { graph, weights, shape, protocol, write_mask: None }
+        StepBuilder { graph, weights, shape, protocol, write_mask: None, history: None }
     }
 
     /// An input port.
@@ -57,6 +68,18 @@ impl<'a> StepBuilder<'a> {
             CacheProtocol::OneHot => {
                 let dims = [1, self.shape.capacity, self.shape.tokens];
                 self.write_mask = Some(self.input(Port::WriteMask, &dims));
+            }
+        }
+    }
+
+    /// The port that tells which rows are the last `rows` tokens after the step, where the protocol has one: with one token
+    /// they are known.
+    pub fn history(&mut self, rows: usize) {
+        match self.protocol {
+            CacheProtocol::Append | CacheProtocol::Shift => {}
+            CacheProtocol::OneHot if self.shape.tokens == 1 => {}
+            CacheProtocol::OneHot => {
+                self.history = Some(self.input(Port::History, &[rows, rows + self.shape.tokens]));
             }
         }
     }
@@ -112,22 +135,72 @@ impl<'a> StepBuilder<'a> {
         self.op(path, Op::RmsNorm { eps }, &[x, gain])
     }
 
-    /// `down(silu(gate(x)) · up(x))` with the projections below `path`; `[tokens, hidden]` in and out.
-    pub fn swiglu(&mut self, path: &str, x: ValueId) -> ValueId {
-        let gate = self.linear(&format!("{path}.gate_proj"), x);
+    /// `down(silu(gate(x)) · up(x))` with the projections of these names below `path`; `[tokens, hidden]` in and out.
+    pub fn swiglu(&mut self, path: &str, x: ValueId, [gate, up, down]: [&str; 3]) -> ValueId {
+        let gate = self.linear(&format!("{path}.{gate}"), x);
         let gate = self.op(path, Op::Silu {}, &[gate]);
-        let up = self.linear(&format!("{path}.up_proj"), x);
+        let up = self.linear(&format!("{path}.{up}"), x);
         let product = self.op(path, Op::Mul {}, &[gate, up]);
-        self.linear(&format!("{path}.down_proj"), product)
+        self.linear(&format!("{path}.{down}"), product)
+    }
+
+    /// A gated short convolution with the weights below `path`, `[tokens, hidden]` in and out: of three parts that the input
+    /// projection gives, the product of the first and the third is convolved over the last `history + 1` tokens and gated by the
+    /// second.
+    pub fn gated_conv(&mut self, path: &str, layer: usize, x: ValueId, hidden: usize, history: usize) -> ValueId {
+        let past = self.input(Port::Past(StateKind::Conv, layer), &[history, hidden]);
+        let projected = self.linear(&format!("{path}.in_proj"), x);
+        let part = |n: usize| Op::Slice { axis: 1, start: n * hidden, len: hidden };
+        let before = self.op(path, part(0), &[projected]);
+        let after = self.op(path, part(1), &[projected]);
+        let value = self.op(path, part(2), &[projected]);
+        let new = self.op(path, Op::Mul {}, &[before, value]);
+        let rows = self.op(path, Op::Concat { axis: 0 }, &[past, new]);
+
+        let filter = format!("{path}.conv");
+        let mut args = vec![rows, self.weight(&format!("{filter}.weight"))];
+        let bias = format!("{filter}.bias");
+        if self.weights.contains_key(&bias) {
+            args.push(self.weight(&bias));
+        }
+        let mixed = self.op(&filter, Op::ShortConv {}, &args);
+        self.store_history(path, layer, new, rows, history);
+        let gated = self.op(path, Op::Mul {}, &[after, mixed]);
+        self.linear(&format!("{path}.out_proj"), gated)
+    }
+
+    /// Lets a convolution's new rows `[tokens, hidden]` leave as the protocol says; `rows` are the past ones and they.
+    fn store_history(&mut self, path: &str, layer: usize, new: ValueId, rows: ValueId, history: usize) {
+        let next = Port::Next(StateKind::Conv, layer);
+        let last = Op::Slice { axis: 0, start: self.shape.tokens, len: history };
+        match (self.protocol, self.history) {
+            (CacheProtocol::Append, _) => self.output(Port::New(StateKind::Conv, layer), new),
+            // Padding comes first with `Shift`, and with one token there is none.
+            (CacheProtocol::Shift, _) | (CacheProtocol::OneHot, None) => {
+                let kept = self.op(path, last, &[rows]);
+                self.output(next, kept);
+            }
+            (CacheProtocol::OneHot, Some(history)) => {
+                let kept = self.op(path, Op::MatMul { transpose_b: false }, &[history, rows]);
+                self.output(next, kept);
+            }
+        }
     }
 
     /// Rotary attention over the layer's cache with the projections below `path`; `[tokens, hidden]` in and out.
-    pub fn attention(&mut self, path: &str, layer: usize, x: ValueId, block: &AttentionBlock) -> ValueId {
+    pub fn attention(
+        &mut self,
+        path: &str,
+        layer: usize,
+        x: ValueId,
+        block: &AttentionBlock,
+        names: &AttentionNames,
+    ) -> ValueId {
         let cache = [block.kv_heads, self.shape.capacity, block.head_dim];
         let past_k = self.input(Port::Past(StateKind::Key, layer), &cache);
         let past_v = self.input(Port::Past(StateKind::Value, layer), &cache);
-        let q = self.projected_heads(path, "q", x, block.heads, block);
-        let k = self.projected_heads(path, "k", x, block.kv_heads, block);
+        let q = self.projected_heads(path, ["q_proj", names.q_norm], x, block.heads, block);
+        let k = self.projected_heads(path, ["k_proj", names.k_norm], x, block.kv_heads, block);
         let v = self.linear(&format!("{path}.v_proj"), x);
         let v = self.split_heads(&format!("{path}.v_proj"), v, block.kv_heads, block.head_dim);
 
@@ -139,23 +212,23 @@ impl<'a> StepBuilder<'a> {
         let rows = self.op(path, Op::Transpose { perm: vec![1, 0, 2] }, &[attended]);
         let width = block.heads * block.head_dim;
         let rows = self.op(path, Op::Reshape { shape: vec![self.shape.tokens, width] }, &[rows]);
-        self.linear(&format!("{path}.o_proj"), rows)
+        self.linear(&format!("{path}.{}", names.output), rows)
     }
 
     /// Queries or keys `[heads, tokens, head_dim]`: projected, normalised where the model does, turned.
     fn projected_heads(
         &mut self,
         path: &str,
-        which: &str,
+        [projection, norm]: [&str; 2],
         x: ValueId,
         heads: usize,
         block: &AttentionBlock,
     ) -> ValueId {
-        let name = format!("{path}.{which}_proj");
+        let name = format!("{path}.{projection}");
         let rows = self.linear(&name, x);
         let mut rows = self.split_heads(&name, rows, heads, block.head_dim);
         if let Some(eps) = block.qk_norm_eps {
-            rows = self.rms_norm(&format!("{path}.{which}_norm"), rows, eps);
+            rows = self.rms_norm(&format!("{path}.{norm}"), rows, eps);
         }
         self.op(&name, Op::Rope {}, &[rows, block.rope_cos, block.rope_sin])
     }

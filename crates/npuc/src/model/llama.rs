@@ -2,18 +2,18 @@
 //!
 //! The members differ only in what [`LlamaConfig`] says: biases, per-head norms, tied head, rotary scaling.
 
-use std::collections::BTreeMap;
-
-use super::blocks::{AttentionBlock, StepBuilder};
-use super::step::{CacheProtocol, Port, StepShape};
-use super::{Head, Part, Role, WeightSpec};
+use super::blocks::{AttentionBlock, AttentionNames, StepBuilder};
+use super::{Role, WeightSpec, spec};
 use crate::front::config::LlamaConfig;
-use crate::ir::{Graph, Op, Type, ValueId};
+use crate::ir::{Op, ValueId};
 
-/// The name of the embedding table.
+/// The name of the embedding table, in every family.
 pub const EMBEDDING: &str = "embed_tokens.weight";
-/// The name of the head, absent when it is tied to the embedding table.
+/// The name of the head in every family, absent when it is tied to the embedding table.
 pub const HEAD: &str = "lm_head.weight";
+
+/// The last norm.
+pub const FINAL_NORM: &str = "norm";
 
 /// Every weight of the family, in the order of the computation.
 pub fn weight_specs(config: &LlamaConfig) -> Vec<WeightSpec> {
@@ -42,73 +42,15 @@ pub fn weight_specs(config: &LlamaConfig) -> Vec<WeightSpec> {
         add("input_layernorm.weight", &[hidden], Role::Norm);
         add("post_attention_layernorm.weight", &[hidden], Role::Norm);
     }
-    specs.push(spec("norm.weight".into(), &[hidden], Role::Norm));
+    specs.push(spec(format!("{FINAL_NORM}.weight"), &[hidden], Role::Norm));
     if !config.tied {
         specs.push(spec(HEAD.into(), &[config.vocab, hidden], Role::Head));
     }
     specs
 }
 
-fn spec(name: String, dims: &[usize], role: Role) -> WeightSpec {
-    WeightSpec { name, shape: crate::tensor::Shape(dims.to_vec()), role }
-}
-
-/// The graph of one step of `part`, whose layers the model has; see [`Port`] for what enters and leaves.
-pub fn build_part(
-    config: &LlamaConfig,
-    weights: &BTreeMap<String, Type>,
-    shape: StepShape,
-    protocol: CacheProtocol,
-    part: &Part,
-) -> Graph {
-    let StepShape { tokens, capacity } = shape;
-    let mut step = StepBuilder::new(weights, shape, protocol);
-    let entry = if part.layers.start == 0 { Port::Embeds } else { Port::Hidden };
-    let mut x = step.input(entry, &[tokens, config.hidden]);
-    if !part.layers.is_empty() {
-        let attention = AttentionBlock {
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            qk_norm_eps: config.qk_norm.then_some(config.rms_eps),
-            rope_cos: step.input(Port::RopeCos, &[tokens, config.head_dim / 2]),
-            rope_sin: step.input(Port::RopeSin, &[tokens, config.head_dim / 2]),
-            mask: step.input(Port::Mask, &[tokens, capacity + tokens]),
-        };
-        step.write_mask();
-        for number in part.layers.clone() {
-            x = layer(&mut step, config, number, x, &attention);
-        }
-    }
-    match &part.head {
-        Head::Absent => step.output(Port::Hidden, x),
-        Head::Whole => {
-            let x = step.rms_norm("norm", x, config.rms_eps);
-            let head = step.weight(head_weight(config));
-            let logits = step.op("lm_head", Op::Linear {}, &[x, head]);
-            step.output(Port::Logits, logits);
-        }
-        Head::Rows(rows) => {
-            let x = step.rms_norm("norm", x, config.rms_eps);
-            let mut start = 0;
-            for (number, &count) in rows.iter().enumerate() {
-                let head = step.weight_rows(head_weight(config), start..start + count);
-                let logits = step.op(&format!("lm_head.{number}"), Op::Linear {}, &[x, head]);
-                step.output(Port::LogitsPart(number), logits);
-                start += count;
-            }
-        }
-    }
-    step.finish()
-}
-
-/// The matrix of the head.
-fn head_weight(config: &LlamaConfig) -> &'static str {
-    if config.tied { EMBEDDING } else { HEAD }
-}
-
 /// One layer: attention and SwiGLU, each after a norm and added to the residual stream.
-fn layer(
+pub(super) fn layer(
     step: &mut StepBuilder<'_>,
     config: &LlamaConfig,
     layer: usize,
@@ -117,9 +59,11 @@ fn layer(
 ) -> ValueId {
     let at = |name: &str| format!("layers.{layer}.{name}");
     let normed = step.rms_norm(&at("input_layernorm"), x, config.rms_eps);
-    let attended = step.attention(&at("self_attn"), layer, normed, attention);
+    let attended = step.attention(&at("self_attn"), layer, normed, attention, &ATTENTION);
     let x = step.op(&at("self_attn"), Op::Add {}, &[x, attended]);
     let normed = step.rms_norm(&at("post_attention_layernorm"), x, config.rms_eps);
-    let fed = step.swiglu(&at("mlp"), normed);
+    let fed = step.swiglu(&at("mlp"), normed, ["gate_proj", "up_proj", "down_proj"]);
     step.op(&at("mlp"), Op::Add {}, &[x, fed])
 }
+
+const ATTENTION: AttentionNames = AttentionNames { output: "o_proj", q_norm: "q_norm", k_norm: "k_norm" };

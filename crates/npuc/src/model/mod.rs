@@ -8,6 +8,8 @@ use crate::ir::{Graph, Type};
 use crate::tensor::Shape;
 
 pub mod blocks;
+mod decoder;
+pub mod lfm2;
 pub mod llama;
 pub mod part;
 pub mod rope;
@@ -27,6 +29,10 @@ pub struct WeightSpec {
     pub role: Role,
 }
 
+fn spec(name: String, dims: &[usize], role: Role) -> WeightSpec {
+    WeightSpec { name, shape: Shape(dims.to_vec()), role }
+}
+
 /// What a weight is for; recipes and reports group weights by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
@@ -40,6 +46,10 @@ pub enum Role {
     FeedForward,
     /// The projection to the vocabulary.
     Head,
+    /// A projection around a short convolution.
+    Convolution,
+    /// The filter of a short convolution, a row a channel.
+    Filter,
     /// A bias of any projection.
     Bias,
 }
@@ -53,7 +63,22 @@ impl Role {
             Role::Attention => "attention",
             Role::FeedForward => "feed-forward",
             Role::Head => "lm_head",
+            Role::Convolution => "convolution",
+            Role::Filter => "filter",
             Role::Bias => "bias",
+        }
+    }
+
+    /// Whether the weight is a matrix of projections or the table, which may be stored in blocks; all others are plain numbers.
+    pub const fn is_matrix(self) -> bool {
+        self.is_projection() || matches!(self, Role::Embedding | Role::Head)
+    }
+
+    /// Whether the weight is a projection inside a layer.
+    pub const fn is_projection(self) -> bool {
+        match self {
+            Role::Attention | Role::FeedForward | Role::Convolution => true,
+            Role::Embedding | Role::Norm | Role::Head | Role::Filter | Role::Bias => false,
         }
     }
 }
@@ -62,6 +87,7 @@ impl Role {
 pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
     match config {
         ModelConfig::Llama(config) => llama::weight_specs(config),
+        ModelConfig::Lfm2(config) => lfm2::weight_specs(config),
     }
 }
 
@@ -73,7 +99,7 @@ pub fn build_step(
     shape: StepShape,
     protocol: CacheProtocol,
 ) -> Result<Graph> {
-    build_part(config, weights, shape, protocol, &Part::whole(layers(config)))
+    build_part(config, weights, shape, protocol, &Part::whole(config.layers()))
 }
 
 /// The graph of one step of a part of the model. The part that begins with layer 0 takes `embeds`, the others
@@ -89,18 +115,20 @@ pub fn build_part(
     protocol: CacheProtocol,
     part: &Part,
 ) -> Result<Graph> {
+    part.check(config.layers(), config.vocab())?;
+    shape.check(config.max_positions())?;
+    Ok(decoder::build_part(config, weights, shape, protocol, part))
+}
+
+/// The name of the norm in front of the head, without `.weight`.
+pub const fn final_norm(config: &ModelConfig) -> &'static str {
     match config {
-        ModelConfig::Llama(config) => {
-            part.check(config.layers, config.vocab)?;
-            shape.check(config.max_positions)?;
-            Ok(llama::build_part(config, weights, shape, protocol, part))
-        }
+        ModelConfig::Llama(_) => llama::FINAL_NORM,
+        ModelConfig::Lfm2(_) => lfm2::FINAL_NORM,
     }
 }
 
 /// The number of layers.
 pub fn layers(config: &ModelConfig) -> usize {
-    match config {
-        ModelConfig::Llama(config) => config.layers,
-    }
+    config.layers()
 }

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::front::config::LayerKind;
 
 /// How many tokens a step takes and how many rows its cache has, written `128t1024c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,13 +104,24 @@ pub enum StateKind {
     Key,
     /// Values, `[kv_heads, rows, head_dim]`.
     Value,
+    /// The gated rows that a short convolution reads, `[history, hidden]` with the latest last; zeros before the first token.
+    Conv,
 }
 
 impl StateKind {
+    /// The states of a layer of that kind, in the order of their ports.
+    pub const fn of(layer: LayerKind) -> &'static [StateKind] {
+        match layer {
+            LayerKind::Attention => &[StateKind::Key, StateKind::Value],
+            LayerKind::Convolution => &[StateKind::Conv],
+        }
+    }
+
     const fn letter(self) -> &'static str {
         match self {
             StateKind::Key => "k",
             StateKind::Value => "v",
+            StateKind::Conv => "c",
         }
     }
 }
@@ -127,7 +139,10 @@ pub enum Port {
     Mask,
     /// In (`OneHot`): 1 where a new row enters the cache, `[1, capacity, tokens]`.
     WriteMask,
-    /// In: the state of a layer before the step, `capacity` rows.
+    /// In (`OneHot`, several tokens, layers with convolutions): which of the past rows and the step's rows a convolution keeps,
+    /// one 1 in each row of `[history, history + tokens]`.
+    History,
+    /// In: the state of a layer before the step, `capacity` rows; of a convolution `history` rows.
     Past(StateKind, usize),
     /// In and out, between parts of a model: the residual stream, `[tokens, hidden]`.
     Hidden,
@@ -138,7 +153,7 @@ pub enum Port {
     LogitsPart(usize),
     /// Out (`Append`): the `tokens` rows that the step adds.
     New(StateKind, usize),
-    /// Out (`Shift`, `OneHot`): the state after the step, `capacity` rows.
+    /// Out (`Shift`, `OneHot`): the state after the step, as many rows as before.
     Next(StateKind, usize),
     /// In and out, between segments of a placed step: the value of that number in the whole graph.
     Cross(usize),
@@ -152,6 +167,7 @@ impl fmt::Display for Port {
             Port::RopeSin => f.write_str("rope_sin"),
             Port::Mask => f.write_str("mask"),
             Port::WriteMask => f.write_str("write_mask"),
+            Port::History => f.write_str("history"),
             Port::Hidden => f.write_str("hidden"),
             Port::Logits => f.write_str("logits"),
             Port::LogitsPart(part) => write!(f, "logits.{part}"),
@@ -167,8 +183,16 @@ impl FromStr for Port {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Port> {
-        let fixed =
-            [Port::Embeds, Port::RopeCos, Port::RopeSin, Port::Mask, Port::WriteMask, Port::Hidden, Port::Logits];
+        let fixed = [
+            Port::Embeds,
+            Port::RopeCos,
+            Port::RopeSin,
+            Port::Mask,
+            Port::WriteMask,
+            Port::History,
+            Port::Hidden,
+            Port::Logits,
+        ];
         if let Some(port) = fixed.into_iter().find(|p| p.to_string() == name) {
             return Ok(port);
         }
@@ -182,7 +206,7 @@ impl FromStr for Port {
         {
             return Ok(Port::LogitsPart(part));
         }
-        for kind in [StateKind::Key, StateKind::Value] {
+        for kind in [StateKind::Key, StateKind::Value, StateKind::Conv] {
             for make in [Port::Past, Port::New, Port::Next] {
                 if let Some((_, layer)) = state
                     && make(kind, layer).to_string() == name
@@ -193,8 +217,8 @@ impl FromStr for Port {
         }
         Err(Diagnostic::error(Code::BadBundle, format!("`{name}` is not a port of a step graph"))
             .need(
-                "embeds, rope_cos, rope_sin, mask, write_mask, hidden, logits, logits.<part>, {past,new,next}_{k,v}.<layer>, \
-                 or cross.<value>",
+                "embeds, rope_cos, rope_sin, mask, write_mask, history, hidden, logits, logits.<part>, \
+                 {past,new,next}_{k,v,c}.<layer>, or cross.<value>",
             )
             .have(name)
             .into())

@@ -1,5 +1,7 @@
-//! Rewriting graphs. A pass only reads a graph and returns patches, each with its reason; [`apply`] is the
+//! Rewriting graphs. A pass only reads a graph and returns patches, each with its reason, and perhaps other ports; [`apply`] is the
 //! one place that makes a new graph of them, and [`run`] verifies every graph that a pass leaves.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -7,7 +9,9 @@ use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::infer::infer;
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, Op, Output, Type, Value, ValueId};
+use crate::tensor::Shape;
 
+mod columns;
 mod conv;
 mod decompose;
 mod heads;
@@ -47,6 +51,8 @@ passes! {
     DecomposeAttention "decompose-attention",
     /// Writes attention as two matrix products around a softmax for every head.
     SplitAttention "split-attention",
+    /// Writes short convolutions as products of rows and taps and their sum.
+    DecomposeShortConv "decompose-short-conv",
     /// Writes rms_norm as a mean of squares, a reciprocal root and two products.
     DecomposeRmsNorm "decompose-rms-norm",
     /// Writes rope as products of the two halves of every row.
@@ -55,7 +61,7 @@ passes! {
     DecomposeSoftmax "decompose-softmax",
     /// Writes silu as a product with a sigmoid.
     DecomposeSilu "decompose-silu",
-    /// Writes all of attention, rms_norm, rope, softmax and silu in plain operations.
+    /// Writes all of attention, short convolutions, rms_norm, rope, softmax and silu in plain operations.
     Decompose "decompose",
     /// Writes rms_norm over rows that are divided by their largest magnitude first, so that no square leaves binary16.
     RescaleRmsNorm "rescale-rms-norm",
@@ -63,6 +69,8 @@ passes! {
     GuardSwiglu "guard-swiglu",
     /// Writes every projection as a convolution of single pixels.
     LinearToConv "linear-to-conv",
+    /// Lets caches of keys that enter and leave whole be `[kv_heads, head_dim, capacity]`, so that scores need no transposition.
+    KeysAsColumns "keys-as-columns",
     /// Joins two axes around operations of rank 4 that do not tell them apart, so that their rank is 3.
     JoinAxes "join-axes",
 }
@@ -96,12 +104,13 @@ impl Pass {
     /// Whether the pass rewrites what decompositions leave, and so has to run after them.
     pub const fn follows_decomposition(self) -> bool {
         match self {
-            Pass::JoinAxes | Pass::LinearToConv => true,
+            Pass::JoinAxes | Pass::LinearToConv | Pass::KeysAsColumns => true,
             Pass::Simplify
             | Pass::RescaleRmsNorm
             | Pass::GuardSwiglu
             | Pass::DecomposeAttention
             | Pass::SplitAttention
+            | Pass::DecomposeShortConv
             | Pass::DecomposeRmsNorm
             | Pass::DecomposeRope
             | Pass::DecomposeSoftmax
@@ -111,11 +120,12 @@ impl Pass {
     }
 
     /// What the pass would change in a verified graph.
-    fn patches(self, graph: &Graph) -> Vec<Patch> {
-        match self {
+    fn changes(self, graph: &Graph) -> Changes {
+        let patches = match self {
             Pass::Simplify => simplify::patches(graph),
             Pass::DecomposeAttention => decompose::patches(graph, Some("attention")),
             Pass::SplitAttention => heads::split_attention(graph),
+            Pass::DecomposeShortConv => decompose::patches(graph, Some("short_conv")),
             Pass::DecomposeRmsNorm => decompose::patches(graph, Some("rms_norm")),
             Pass::DecomposeRope => decompose::patches(graph, Some("rope")),
             Pass::DecomposeSoftmax => decompose::patches(graph, Some("softmax")),
@@ -125,7 +135,9 @@ impl Pass {
             Pass::GuardSwiglu => range::guard_swiglu(graph),
             Pass::LinearToConv => conv::linear_to_conv(graph),
             Pass::JoinAxes => rank::join_axes(graph),
-        }
+            Pass::KeysAsColumns => return columns::keys_as_columns(graph),
+        };
+        Changes { patches, ports: Vec::new() }
     }
 }
 
@@ -177,6 +189,24 @@ impl Patch {
     }
 }
 
+/// An input port that gets other extents of as many elements: whoever fills it lays the numbers out that way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortChange {
+    /// The input.
+    pub port: ValueId,
+    /// Its extents.
+    pub shape: Shape,
+}
+
+/// What a pass changes at once.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// Operations that are replaced, each once.
+    pub patches: Vec<Patch>,
+    /// Input ports that change with them. Where there are any, an output that no operation reads may change its extents too.
+    pub ports: Vec<PortChange>,
+}
+
 /// Rounds after which a pass that still finds something to do is stopped. Patches of one round apply to the
 /// whole graph, so that chains shrink by half or more in each.
 const MAX_ROUNDS: usize = 64;
@@ -201,10 +231,10 @@ pub fn run(graph: Graph, passes: &[Pass], mut observer: impl FnMut(Pass, &Graph,
 
 fn to_fixpoint(mut graph: Graph, pass: Pass, reasons: &mut Vec<String>) -> Result<Graph> {
     for _ in 0..MAX_ROUNDS {
-        let patches = pass.patches(&graph);
-        let next = apply(&graph, &patches)?;
-        reasons.extend(patches.iter().map(|patch| patch.reason.clone()));
-        if patches.is_empty() {
+        let changes = pass.changes(&graph);
+        let next = apply(&graph, &changes)?;
+        reasons.extend(changes.patches.iter().map(|patch| patch.reason.clone()));
+        if changes.patches.is_empty() {
             let unused = graph.values.len() - next.values.len();
             reasons.extend((unused > 0).then(|| format!("{unused} values were never used")));
             return Ok(next);
@@ -214,15 +244,17 @@ fn to_fixpoint(mut graph: Graph, pass: Pass, reasons: &mut Vec<String>) -> Resul
     Err(fault(format!("the pass `{}` finds no end after {MAX_ROUNDS} rounds", pass.name())))
 }
 
-/// The verified `graph` with all `patches`, which must replace different operations. Values that no output
+/// The verified `graph` with all `changes`, whose patches must replace different operations. Values that no output
 /// needs are left out, but inputs stay: they are the interface.
 ///
 /// # Errors
 /// [`Code::IrInvalid`] if a patch replaces no operation, uses a value that is not defined before its
-/// target, or gives a result of another type.
-pub fn apply(graph: &Graph, patches: &[Patch]) -> Result<Graph> {
+/// target, or gives a result of another type; if a port that changes is no input or gets other elements.
+pub fn apply(graph: &Graph, changes: &Changes) -> Result<Graph> {
+    let ports = changed_ports(graph, &changes.ports)?;
+    let leaves_only = if ports.is_empty() { Vec::new() } else { leaving(graph) };
     let mut by_target: Vec<Option<&Patch>> = vec![None; graph.values.len()];
-    for patch in patches {
+    for patch in &changes.patches {
         let place = by_target.get_mut(patch.target.index());
         let place = place.ok_or_else(|| fault(format!("a patch replaces {}, which is not defined", patch.target)))?;
         if place.replace(patch).is_some() {
@@ -232,9 +264,16 @@ pub fn apply(graph: &Graph, patches: &[Patch]) -> Result<Graph> {
     let mut values: Vec<Value> = Vec::with_capacity(graph.values.len());
     // Where each value of the old graph is in the new one.
     let mut moved: Vec<ValueId> = Vec::with_capacity(graph.values.len());
-    for (value, patch) in graph.values.iter().zip(by_target) {
+    for ((id, value), patch) in graph.ids().zip(&graph.values).zip(by_target) {
         moved.push(match (&value.def, patch) {
-            (Def::Op { .. }, Some(patch)) => splice(&mut values, &moved, value, patch)?,
+            (Def::Op { .. }, Some(patch)) => {
+                let may_change = leaves_only.get(id.index()).is_some_and(|&leaves| leaves);
+                splice(&mut values, &moved, value, patch, may_change)?
+            }
+            (Def::Input, None) if ports.contains_key(&id) => {
+                let ty = Type { dtype: value.ty.dtype, shape: (*ports[&id]).clone() };
+                push(&mut values, Value { ty, ..value.clone() })?
+            }
             (Def::Input | Def::Weight, Some(patch)) => {
                 return Err(fault(format!("a patch replaces {}, which is no operation", patch.target)));
             }
@@ -253,8 +292,37 @@ pub fn apply(graph: &Graph, patches: &[Patch]) -> Result<Graph> {
     Ok(without_unused(Graph { name: graph.name.clone(), values, outputs }))
 }
 
-/// Appends the operations of `patch` and gives the value that takes the target's place.
-fn splice(values: &mut Vec<Value>, moved: &[ValueId], target: &Value, patch: &Patch) -> Result<ValueId> {
+/// The new extents of the ports that change.
+fn changed_ports<'a>(graph: &Graph, ports: &'a [PortChange]) -> Result<BTreeMap<ValueId, &'a Shape>> {
+    for PortChange { port, shape } in ports {
+        let value = graph.values.get(port.index()).filter(|value| value.def == Def::Input);
+        let value = value.ok_or_else(|| fault(format!("{port} is no input that could change")))?;
+        if value.ty.shape.elements() != shape.elements() {
+            return Err(fault(format!("{port} of type {} cannot become {shape}", value.ty)));
+        }
+    }
+    Ok(ports.iter().map(|change| (change.port, &change.shape)).collect())
+}
+
+/// For each value, whether no operation reads it.
+fn leaving(graph: &Graph) -> Vec<bool> {
+    let mut leaves = vec![true; graph.values.len()];
+    for value in &graph.values {
+        if let Def::Op { op: _, args } = &value.def {
+            args.iter().for_each(|arg| leaves[arg.index()] = false);
+        }
+    }
+    leaves
+}
+
+/// Appends the operations of `patch` and gives the value that takes the target's place; of another shape if it `may_change`.
+fn splice(
+    values: &mut Vec<Value>,
+    moved: &[ValueId],
+    target: &Value,
+    patch: &Patch,
+    may_change: bool,
+) -> Result<ValueId> {
     let mut new: Vec<ValueId> = Vec::with_capacity(patch.ops.0.len());
     let find = |new: &[ValueId], source: Source| match source {
         Source::Old(id) => lookup(moved, id),
@@ -273,7 +341,8 @@ fn splice(values: &mut Vec<Value>, moved: &[ValueId], target: &Value, patch: &Pa
     }
     let result = find(&new, patch.result)?;
     let ty = &values[result.index()].ty;
-    if *ty != target.ty {
+    let reshaped = may_change && ty.dtype == target.ty.dtype && ty.shape.elements() == target.ty.shape.elements();
+    if *ty != target.ty && !reshaped {
         return Err(fault(format!("a patch replaces {} of type {} by {ty}", patch.target, target.ty)));
     }
     Ok(result)

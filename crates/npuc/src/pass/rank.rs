@@ -96,7 +96,7 @@ fn on_joined(op: &Op, axis: usize) -> Option<(Op, Along)> {
             let perm = rest.map(|&at| if at > axis { at - 1 } else { at }).collect();
             stay_together.then_some((Op::Transpose { perm }, Along::First))
         }
-        Op::PointwiseConv {} | Op::Attention { .. } | Op::Reshape { .. } => None,
+        Op::PointwiseConv {} | Op::ShortConv {} | Op::Attention { .. } | Op::Reshape { .. } => None,
     }
 }
 

@@ -44,6 +44,7 @@ fn identity(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Pat
         Op::RmsNorm { .. }
         | Op::Linear {}
         | Op::PointwiseConv {}
+        | Op::ShortConv {}
         | Op::Rope {}
         | Op::Attention { .. }
         | Op::MatMul { .. }

@@ -110,6 +110,33 @@ output "y" = %6"#,
 output "y" = %16"#,
     ),
     (
+        Pass::DecomposeShortConv,
+        "%0 = input \"x\" : f32[3, 8]\n%1 = weight \"w\" : bf16[8, 3]\n%2 = short_conv(%0, %1) : f32[1, 8]\noutput \"y\" = %2",
+        r#"%0 = input "x" : f32[3, 8]
+%1 = weight "w" : bf16[8, 3]
+%2 = transpose(%1) {perm = [1, 0]} : f32[3, 8]
+%3 = mul(%0, %2) : f32[3, 8]
+%4 = sum(%3) {axis = 0} : f32[1, 8]
+output "y" = %4"#,
+    ),
+    (
+        Pass::DecomposeShortConv,
+        "%0 = input \"x\" : f32[5, 8]\n%1 = weight \"w\" : f32[8, 2]\n%2 = weight \"b\" : f16[8]\n%3 = short_conv(%0, %1, %2) : f32[4, 8]\noutput \"y\" = %3",
+        r#"%0 = input "x" : f32[5, 8]
+%1 = weight "w" : f32[8, 2]
+%2 = weight "b" : f16[8]
+%3 = transpose(%1) {perm = [1, 0]} : f32[2, 8]
+%4 = slice(%0) {axis = 0, start = 0, len = 4} : f32[4, 8]
+%5 = slice(%3) {axis = 0, start = 0, len = 1} : f32[1, 8]
+%6 = mul(%4, %5) : f32[4, 8]
+%7 = slice(%0) {axis = 0, start = 1, len = 4} : f32[4, 8]
+%8 = slice(%3) {axis = 0, start = 1, len = 1} : f32[1, 8]
+%9 = mul(%7, %8) : f32[4, 8]
+%10 = add(%6, %9) : f32[4, 8]
+%11 = add(%10, %2) : f32[4, 8]
+output "y" = %11"#,
+    ),
+    (
         Pass::DecomposeRmsNorm,
         "%0 = input \"x\" : f32[2, 8]\n%1 = weight \"g\" : bf16[8]\n%2 = rms_norm(%0, %1) {eps = 1e-5} : f32[2, 8]\noutput \"y\" = %2",
         r#"%0 = input "x" : f32[2, 8]
@@ -204,7 +231,35 @@ fn patches_that_do_not_fit_are_refused() {
         (vec![too_early], "a patch uses its operation 0 too early"),
         (vec![ill_typed], "`add` takes 2 operands, and it has 1"),
     ] {
-        assert_eq!(apply(&graph, &patches).unwrap_err().diagnostics()[0].message, expected);
+        let changes = Changes { patches, ports: Vec::new() };
+        assert_eq!(apply(&graph, &changes).unwrap_err().diagnostics()[0].message, expected);
+    }
+}
+
+#[test]
+fn ports_that_cannot_change_are_refused() {
+    let graph = read(
+        "%0 = input \"x\" : f32[2, 3]\n%1 = exp(%0) : f32[2, 3]\n%2 = abs(%1) : f32[2, 3]\noutput \"y\" = %2\noutput \"z\" = %1",
+    );
+    let exp = |of: u32| move |ops: &mut NewOps| ops.op(Op::Exp {}, &[Source::Old(ValueId(of))]);
+    let transposed =
+        |of: u32| move |ops: &mut NewOps| ops.op(Op::Transpose { perm: vec![1, 0] }, &[Source::Old(ValueId(of))]);
+    let port = |port, shape: &[usize]| PortChange { port: ValueId(port), shape: shape.into() };
+    let changed = |patches: Vec<Patch>, ports: Vec<PortChange>| {
+        let changed = apply(&graph, &Changes { patches, ports });
+        changed
+            .map_or_else(|error| error.diagnostics()[0].message.clone(), |graph| graph.value(ValueId(2)).ty.to_string())
+    };
+    let patch = |target, build: &dyn Fn(&mut NewOps) -> Source| Patch::compute(ValueId(target), "why".into(), build);
+    for (patches, ports, expected) in [
+        (vec![patch(2, &transposed(1))], vec![], "a patch replaces %2 of type f32[2, 3] by f32[3, 2]"),
+        (vec![patch(1, &exp(0))], vec![port(0, &[3, 2])], "a patch replaces %1 of type f32[2, 3] by f32[3, 2]"),
+        (vec![patch(2, &exp(0))], vec![port(0, &[3, 2])], "f32[3, 2]"),
+        (vec![], vec![port(0, &[3, 3])], "%0 of type f32[2, 3] cannot become [3, 3]"),
+        (vec![], vec![port(1, &[3, 2])], "%1 is no input that could change"),
+        (vec![], vec![port(7, &[3, 2])], "%7 is no input that could change"),
+    ] {
+        assert_eq!(changed(patches, ports), expected);
     }
 }
 

@@ -67,6 +67,7 @@ fn tokens(segments: &[Segment]) -> Option<u64> {
         | Port::RopeSin
         | Port::Mask
         | Port::WriteMask
+        | Port::History
         | Port::Past(..)
         | Port::New(..)
         | Port::Next(..)

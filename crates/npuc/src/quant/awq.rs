@@ -11,7 +11,6 @@ use super::gptq;
 use super::hessian::Hessian;
 use crate::diag::Result;
 use crate::front::ModelConfig;
-use crate::front::config::LlamaConfig;
 use crate::tensor::DType;
 
 /// The exponents that are tried, in tenths: 0 leaves all as it is.
@@ -79,7 +78,7 @@ pub fn scaling(
 /// the mean of what these heads make of them.
 fn sizes(config: &ModelConfig, site: Site, hessian: &Hessian) -> Vec<f64> {
     let diagonal: Vec<f64> = hessian.diagonal().into_iter().map(f64::from).collect();
-    let ModelConfig::Llama(LlamaConfig { heads, kv_heads, head_dim, .. }) = config;
+    let (heads, kv_heads, head_dim) = (config.heads(), config.kv_heads(), config.head_dim());
     let squares: Vec<f64> = match site {
         Site::AttentionInput(_) | Site::FeedForwardInput(_) | Site::FeedForwardProduct(_) => diagonal,
         Site::Values(_) => {

@@ -13,7 +13,6 @@ use super::hadamard::Rotation;
 use crate::diag::{Code, Diagnostic, Result};
 use crate::exec::to_f32;
 use crate::front::ModelConfig;
-use crate::front::config::LlamaConfig;
 use crate::model::{self, llama};
 use crate::tensor::Tensor;
 
@@ -146,11 +145,10 @@ impl Site {
 
     /// The numbers that pass there for a token.
     pub fn width(self, config: &ModelConfig) -> usize {
-        let ModelConfig::Llama(config) = config;
         match self {
-            Site::AttentionInput(_) | Site::FeedForwardInput(_) => config.hidden,
-            Site::Values(_) => config.kv_heads * config.head_dim,
-            Site::FeedForwardProduct(_) => config.ffn,
+            Site::AttentionInput(_) | Site::FeedForwardInput(_) => config.hidden(),
+            Site::Values(_) => config.kv_heads() * config.head_dim(),
+            Site::FeedForwardProduct(_) => config.ffn(),
         }
     }
 
@@ -178,12 +176,12 @@ impl Site {
 
     /// The scale of each input of a reader: several query heads read the same key/value head.
     pub fn spread(self, config: &ModelConfig, scales: &[f32]) -> Vec<f32> {
-        let ModelConfig::Llama(LlamaConfig { heads, kv_heads, head_dim, .. }) = config;
+        let (heads, kv_heads, head_dim) = (config.heads(), config.kv_heads(), config.head_dim());
         match self {
             Site::AttentionInput(_) | Site::FeedForwardInput(_) | Site::FeedForwardProduct(_) => scales.to_vec(),
             Site::Values(_) => {
                 let shared = heads / kv_heads;
-                (0..*heads).flat_map(|head| &scales[head / shared * head_dim..][..*head_dim]).copied().collect()
+                (0..heads).flat_map(|head| &scales[head / shared * head_dim..][..head_dim]).copied().collect()
             }
         }
     }
@@ -233,10 +231,9 @@ impl Folds {
     /// # Panics
     /// When a rotation has another length than `hidden` or `head_dim`.
     pub fn rotated(config: &ModelConfig, residual: &Arc<Rotation>, values: &Arc<Rotation>) -> Folds {
-        let ModelConfig::Llama(llama) = config;
-        assert_eq!((residual.len(), values.len()), (llama.hidden, llama.head_dim), "lengths of the rotations");
-        let untied = ModelConfig::Llama(LlamaConfig { tied: false, ..llama.clone() });
-        let mut folds = Folds::none(&untied);
+        let lengths = (config.hidden(), config.head_dim());
+        assert_eq!((residual.len(), values.len()), lengths, "lengths of the rotations");
+        let mut folds = Folds::none(&config.clone().with_tied(false));
         let mut change = |name: &str, change: &dyn Fn(&mut Fold)| {
             // A model without biases has no such weights.
             folds.folds.get_mut(name).into_iter().for_each(change);
@@ -253,7 +250,7 @@ impl Folds {
             move |fold: &mut Fold| fold.output = Some(Arc::clone(&rotation))
         };
         let ones = |fold: &mut Fold| fold.is_ones = true;
-        for layer in 0..llama.layers {
+        for layer in 0..config.layers() {
             for site in [Site::AttentionInput(layer), Site::FeedForwardInput(layer)] {
                 for gain in site.writers() {
                     site.readers().iter().for_each(|reader| change(reader, &reads(gain.clone())));
@@ -270,7 +267,7 @@ impl Folds {
         }
         change(llama::HEAD, &reads(FINAL_NORM.to_owned()));
         change(FINAL_NORM, &ones);
-        if llama.tied {
+        if config.tied() {
             change(llama::HEAD, &|fold| fold.source = llama::EMBEDDING.to_owned());
         }
         folds

@@ -74,8 +74,7 @@ impl Plan {
         let mut specs = model::weight_specs(folds.config());
         let mut plan = Plan { config: folds.config().clone(), weights: Vec::new(), notes: Vec::new() };
         if let Some(head) = untied_head(recipe, &specs, checkpoint).filter(|_| folds.config().tied()) {
-            let ModelConfig::Llama(config) = &mut plan.config;
-            config.tied = false;
+            plan.config = plan.config.with_tied(false);
             specs.push(head);
         }
         let mut faults = idle_settings(recipe, destination);
@@ -137,7 +136,7 @@ impl Plan {
 
     /// Bits of a weight, over all matrices: projections, head and table.
     pub fn bits_per_weight(&self) -> f64 {
-        let matrices = || self.weights.iter().filter(|weight| weight.shape.len() > 1);
+        let matrices = || self.weights.iter().filter(|weight| weight.role.is_matrix());
         let elements: f64 = matrices().map(|weight| weight.shape.elements().unwrap_or(0) as f64).sum();
         8.0 * matrices().map(|weight| weight.bytes() as f64).sum::<f64>() / elements.max(1.0)
     }
@@ -161,7 +160,7 @@ fn unkept(spec: &WeightSpec, stored: DType, to: DType) -> Option<Diagnostic> {
     let message = "a weight that something is folded into cannot stay as it is stored";
     let fault = || Diagnostic::error(Code::UnsupportedFormat, message).subject(&spec.name);
     let told = || fault().need("a format in the recipe").have(format!("{stored}, which becomes {to}"));
-    (to != stored && spec.shape.len() > 1).then(told)
+    (to != stored && spec.role.is_matrix()).then(told)
 }
 
 fn warning(fault: Diagnostic) -> Diagnostic {
@@ -202,11 +201,14 @@ fn idle_settings(recipe: &Recipe, destination: &Destination) -> Vec<Diagnostic> 
 /// The format of a weight that the recipe leaves as it is: the stored one, but floats where something is folded in, and
 /// f32 for what is folded into a gain or bias.
 fn kept_format(spec: &WeightSpec, stored: DType, is_kept: bool) -> DType {
-    match spec.role {
-        _ if is_kept => stored,
-        Role::Norm | Role::Bias => DType::F32,
-        Role::Embedding | Role::Attention | Role::FeedForward | Role::Head if stored.is_block() => DType::F16,
-        Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => stored,
+    if is_kept {
+        stored
+    } else if !spec.role.is_matrix() {
+        DType::F32
+    } else if stored.is_block() {
+        DType::F16
+    } else {
+        stored
     }
 }
 
@@ -267,9 +269,9 @@ pub(super) fn is_legal(
         ));
     }
     let projection = match spec.role {
-        Role::Attention | Role::FeedForward | Role::Head => true,
+        Role::Attention | Role::FeedForward | Role::Convolution | Role::Head => true,
         Role::Embedding => tied,
-        Role::Norm | Role::Bias => false,
+        Role::Norm | Role::Filter | Role::Bias => false,
     };
     match destination {
         Destination::Gguf if crate::front::gguf::type_id(dtype).is_none() => {

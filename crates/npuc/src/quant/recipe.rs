@@ -38,7 +38,7 @@ pub struct WeightRule {
     pub format: Option<DType>,
 }
 
-/// Which weights a rule is about. Gains and biases are in no rule: they stay floats.
+/// Which weights a rule is about. Gains, biases and filters are in no rule: they stay floats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// Every projection inside the layers.
@@ -271,10 +271,7 @@ impl Recipe {
     /// The format that the rules give a weight; `None` where it stays as it is stored. The table of a tied head is both:
     /// see [`Recipe::head_format`].
     pub fn format(&self, spec: &WeightSpec) -> Option<DType> {
-        let matrix = match spec.role {
-            Role::Norm | Role::Bias => false,
-            Role::Embedding | Role::Attention | Role::FeedForward | Role::Head => true,
-        };
+        let matrix = spec.role.is_matrix();
         let rule = self.weights.iter().rev().find(|rule| matrix && rule.condition.holds(&spec.name, spec.role));
         rule.and_then(|rule| rule.format)
     }
@@ -299,7 +296,7 @@ impl Recipe {
     /// Errors: [`Code::BadRecipe`] for each.
     pub fn check_names(&self, config: &ModelConfig) -> Result<()> {
         let mut matrices = crate::model::weight_specs(config);
-        matrices.retain(|spec| !matches!(spec.role, Role::Norm | Role::Bias));
+        matrices.retain(|spec| spec.role.is_matrix());
         let idle = |rule: &&WeightRule| match &rule.condition {
             Condition::Name(pattern) => {
                 !matrices.iter().any(|spec| rule.condition.holds(&spec.name, spec.role)) && pattern != "lm_head"
@@ -309,7 +306,7 @@ impl Recipe {
         let fault = |rule: &WeightRule| {
             Diagnostic::error(Code::BadRecipe, "a line of the recipe is about no matrix of the model")
                 .subject(rule.condition.key())
-                .help("`npuc inspect --json MODEL` lists the weights; gains and biases stay floats")
+                .help("`npuc inspect --json MODEL` lists the weights; gains, biases and filters stay floats")
         };
         Error::check(self.weights.iter().filter(idle).map(fault).collect())
     }
@@ -331,7 +328,7 @@ impl Condition {
     /// Whether a rule is about the weight of this name and role.
     fn holds(&self, name: &str, role: Role) -> bool {
         match self {
-            Condition::Linear => matches!(role, Role::Attention | Role::FeedForward),
+            Condition::Linear => role.is_projection(),
             Condition::Role(of) => *of == role,
             Condition::Name(pattern) => rule::matches(pattern, name.strip_suffix(".weight").unwrap_or(name)),
         }
@@ -348,7 +345,7 @@ impl Condition {
 }
 
 fn condition(key: &str) -> Condition {
-    let roles = [Role::Embedding, Role::Attention, Role::FeedForward, Role::Head];
+    let roles = [Role::Embedding, Role::Attention, Role::FeedForward, Role::Convolution, Role::Head];
     match roles.into_iter().find(|role| role.name() == key) {
         Some(role) => Condition::Role(role),
         None if key == "linear" => Condition::Linear,

@@ -8,7 +8,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "l
     "vocab_size": 160, "max_position_embeddings": 64, "tie_word_embeddings": false}"#;
 
 fn config() -> ModelConfig {
-    ModelConfig::Llama(config_hf::parse(CONFIG.as_bytes(), Path::new("config.json")).unwrap().model)
+    config_hf::parse(CONFIG.as_bytes(), Path::new("config.json")).unwrap().model
 }
 
 /// The formats of some weights of the model.

@@ -110,7 +110,7 @@ pub fn matrices(
     let number = plan::activation(&recipe("", activation, &[]), &destination)?;
     let folds = Folds::none(&checkpoint.config);
     let tied = folds.config().tied();
-    let specs = model::weight_specs(folds.config()).into_iter().filter(|spec| spec.shape.len() > 1);
+    let specs = model::weight_specs(folds.config()).into_iter().filter(|spec| spec.role.is_matrix());
     let matrix = |spec: model::WeightSpec| {
         let from = checkpoint.tensors.get(&spec.name)?.dtype;
         let legal = |dtype: &DType| plan::is_legal(*dtype, from, &spec, tied, &destination, number).is_ok();

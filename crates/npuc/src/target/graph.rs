@@ -379,6 +379,7 @@ impl<'a> Scene<'a> {
             }
             Op::Sum { axis } | Op::Mean { axis } | Op::Max { axis } => self.shape(*at.args.first()?).get(*axis),
             Op::Rope {}
+            | Op::ShortConv {}
             | Op::Attention { .. }
             | Op::Silu {}
             | Op::Sigmoid {}
@@ -396,12 +397,10 @@ impl<'a> Scene<'a> {
             | Op::Transpose { .. } => None,
         };
         let bytes = (*row? as u64).saturating_mul(self.question.precision.activation_bytes());
+        let op = at.op.name();
         (bytes > max).then(|| Found {
             at: at.id,
-            message: format!(
-                "a row of the operand of `{}` does not fit the memory next to the arithmetic",
-                at.op.name()
-            ),
+            message: format!("a row of the operand of `{op}` does not fit the memory next to the arithmetic"),
             actual: format!("{bytes} bytes ({} elements)", row.copied().unwrap_or(0)),
             remedies: vec![Remedy::new(Cost::Option, "a shorter context or narrower activations").option("--shapes")],
         })

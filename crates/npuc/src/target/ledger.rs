@@ -176,9 +176,9 @@ fn broken(rule: &Rule, memory: &ChunkMemory, graphs: &[Graph], chip: &Chip) -> V
     }
 }
 
-/// The layers whose caches a graph has.
+/// The layers whose states a graph has.
 fn layers(graph: &Graph) -> usize {
-    let past = |value: &&Value| matches!(value.name.parse(), Ok(Port::Past(StateKind::Key, _)));
+    let past = |value: &&Value| matches!(value.name.parse(), Ok(Port::Past(StateKind::Key | StateKind::Conv, _)));
     graph.values.iter().filter(|value| value.def == Def::Input).filter(past).count()
 }
 

@@ -334,6 +334,7 @@ impl Chip {
         let lacks = |op: &str| self.ops.iter().all(|ops| ops.takes.keys().all(|name| name.0 != op));
         let plain = [
             ("attention", Pass::DecomposeAttention),
+            ("short_conv", Pass::DecomposeShortConv),
             ("rms_norm", Pass::DecomposeRmsNorm),
             ("rope", Pass::DecomposeRope),
             ("softmax", Pass::DecomposeSoftmax),

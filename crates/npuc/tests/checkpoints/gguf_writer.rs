@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use npuc::DType;
-use npuc::front::config::{LlamaArchitecture, LlamaConfig, RopeScaling};
+use npuc::front::config::{LayerKind, LlamaArchitecture, RopeScaling};
 use npuc::front::{Checkpoint, ModelConfig};
 
 /// A metadata value of one of the types that models use.
@@ -167,31 +167,31 @@ pub fn type_id(dtype: DType) -> u32 {
     }
 }
 
-/// A checkpoint of the Llama family as the GGUF file that llama.cpp's converter makes of it, formats kept.
+/// A checkpoint as the GGUF file that llama.cpp's converter makes of it, formats kept.
 /// `quantize` may give a tensor (canonical name, format, extents, data) another format.
 pub fn gguf_form(
     checkpoint: &Checkpoint,
     quantize: impl Fn(&str, DType, &[usize], &[u8]) -> Option<(DType, Vec<u8>)>,
 ) -> GgufWriter {
-    let ModelConfig::Llama(config) = &checkpoint.config;
+    let config = &checkpoint.config;
     let mut writer = GgufWriter::default();
     describe(&mut writer, config);
     let ids = [("bos", checkpoint.special.bos), ("eos", checkpoint.special.eos.first().copied())];
     for (name, id) in ids.into_iter().filter_map(|(name, id)| Some((name, id?))) {
         writer.set(&format!("tokenizer.ggml.{name}_token_id"), Meta::U32(id));
     }
-    if let RopeScaling::Llama3 { .. } = config.rope.scaling {
+    if let RopeScaling::Llama3 { .. } = config.rope().scaling {
         let factors = llama3_factors(config);
         let data = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
         writer.tensor("rope_freqs.weight", 0, &[factors.len()], data);
     }
     for (name, tensor) in &checkpoint.tensors {
         let mut data = tensor.bytes().into_owned();
-        if config.architecture != LlamaArchitecture::Qwen2 && config.architecture != LlamaArchitecture::Qwen3 {
+        if architecture(config) == "llama" {
             if name.contains("q_proj") {
-                data = interleave(&data, config.heads, tensor.shape[0]);
+                data = interleave(&data, config.heads(), tensor.shape[0]);
             } else if name.contains("k_proj") {
-                data = interleave(&data, config.kv_heads, tensor.shape[0]);
+                data = interleave(&data, config.kv_heads(), tensor.shape[0]);
             }
         }
         let (dtype, data) = quantize(name, tensor.dtype, &tensor.shape, &data).unwrap_or((tensor.dtype, data));
@@ -201,33 +201,52 @@ pub fn gguf_form(
 }
 
 /// The metadata of a model.
-pub fn describe(writer: &mut GgufWriter, config: &LlamaConfig) {
-    let arch = match config.architecture {
-        LlamaArchitecture::Llama | LlamaArchitecture::Mistral => "llama",
-        LlamaArchitecture::Qwen2 => "qwen2",
-        LlamaArchitecture::Qwen3 => "qwen3",
-    };
+pub fn describe(writer: &mut GgufWriter, config: &ModelConfig) {
+    let arch = architecture(config);
     writer.set("general.architecture", arch);
     let counts = [
-        ("block_count", config.layers),
-        ("context_length", config.max_positions),
-        ("embedding_length", config.hidden),
-        ("feed_forward_length", config.ffn),
-        ("attention.head_count", config.heads),
-        ("attention.head_count_kv", config.kv_heads),
-        ("attention.key_length", config.head_dim),
-        ("attention.value_length", config.head_dim),
-        ("rope.dimension_count", config.head_dim),
-        ("vocab_size", config.vocab),
+        ("block_count", config.layers()),
+        ("context_length", config.max_positions()),
+        ("embedding_length", config.hidden()),
+        ("feed_forward_length", config.ffn()),
+        ("attention.head_count", config.heads()),
+        ("attention.key_length", config.head_dim()),
+        ("attention.value_length", config.head_dim()),
+        ("rope.dimension_count", config.head_dim()),
+        ("vocab_size", config.vocab()),
     ];
     for (key, value) in counts {
         writer.set(&format!("{arch}.{key}"), Meta::U32(value as u32));
     }
-    writer.set(&format!("{arch}.rope.freq_base"), Meta::F32(config.rope.theta));
-    writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), Meta::F32(config.rms_eps));
-    if let RopeScaling::Linear { factor } = config.rope.scaling {
+    match config {
+        ModelConfig::Llama(config) => {
+            writer.set(&format!("{arch}.attention.head_count_kv"), Meta::U32(config.kv_heads as u32));
+        }
+        ModelConfig::Lfm2(config) => {
+            // As the converter has it: no key/value heads where there is a convolution.
+            let heads = |kind: &LayerKind| if *kind == LayerKind::Attention { config.kv_heads as i32 } else { 0 };
+            let counts = config.kinds.iter().map(heads).collect();
+            writer.set(&format!("{arch}.attention.head_count_kv"), Meta::I32s(counts));
+            writer.set(&format!("{arch}.shortconv.l_cache"), Meta::U32(config.window as u32));
+        }
+    }
+    writer.set(&format!("{arch}.rope.freq_base"), Meta::F32(config.rope().theta));
+    writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), Meta::F32(config.rms_eps()));
+    if let RopeScaling::Linear { factor } = config.rope().scaling {
         writer.set(&format!("{arch}.rope.scaling.type"), "linear");
         writer.set(&format!("{arch}.rope.scaling.factor"), Meta::F32(factor));
+    }
+}
+
+/// The name that GGUF gives the architecture.
+fn architecture(config: &ModelConfig) -> &'static str {
+    match config {
+        ModelConfig::Llama(config) => match config.architecture {
+            LlamaArchitecture::Llama | LlamaArchitecture::Mistral => "llama",
+            LlamaArchitecture::Qwen2 => "qwen2",
+            LlamaArchitecture::Qwen3 => "qwen3",
+        },
+        ModelConfig::Lfm2(_) => "lfm2",
     }
 }
 
@@ -245,15 +264,16 @@ pub fn interleave(data: &[u8], heads: usize, rows: usize) -> Vec<u8> {
 }
 
 /// Llama 3's rotary factors as the converter stores them (formula: `rope_type` llama3 of transformers).
-fn llama3_factors(config: &LlamaConfig) -> Vec<f32> {
-    let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } = config.rope.scaling
+fn llama3_factors(config: &ModelConfig) -> Vec<f32> {
+    let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } =
+        config.rope().scaling
     else {
         return Vec::new();
     };
     let original = original_max_positions as f32;
-    (0..config.head_dim / 2)
+    (0..config.head_dim() / 2)
         .map(|i| {
-            let frequency = config.rope.theta.powf(-((2 * i) as f32) / config.head_dim as f32);
+            let frequency = config.rope().theta.powf(-((2 * i) as f32) / config.head_dim() as f32);
             let wave = 2.0 * std::f32::consts::PI / frequency;
             if wave < original / high_freq_factor {
                 1.0
@@ -283,6 +303,18 @@ fn gguf_name(canonical: &str) -> String {
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("embedding_norm", "token_embd_norm"),
+        ("operator_norm", "attn_norm"),
+        ("self_attn.out_proj", "attn_output"),
+        ("self_attn.q_layernorm", "attn_q_norm"),
+        ("self_attn.k_layernorm", "attn_k_norm"),
+        ("conv.in_proj", "shortconv.in_proj"),
+        ("conv.conv", "shortconv.conv"),
+        ("conv.out_proj", "shortconv.out_proj"),
+        ("ffn_norm", "ffn_norm"),
+        ("feed_forward.w1", "ffn_gate"),
+        ("feed_forward.w3", "ffn_up"),
+        ("feed_forward.w2", "ffn_down"),
     ]);
     let (module, kind) = canonical.rsplit_once('.').expect("a canonical name ends in .weight or .bias");
     match module.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {

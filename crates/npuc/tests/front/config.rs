@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use npuc::front::config::{LlamaArchitecture, LlamaConfig, RopeScaling};
-use npuc::front::config_hf;
+use npuc::front::{ModelConfig, config_hf};
 use serde_json::{Value, json};
 
 use super::checkpoints::open_good;
@@ -25,7 +25,9 @@ fn parse(config: &Value) -> npuc::Result<config_hf::HfConfig> {
 }
 
 fn good(keys: Value) -> LlamaConfig {
-    parse(&config_json(keys.clone())).unwrap_or_else(|e| panic!("{keys} must be read, but:\n{e}")).model
+    let parsed = parse(&config_json(keys.clone())).unwrap_or_else(|e| panic!("{keys} must be read, but:\n{e}"));
+    let ModelConfig::Llama(config) = parsed.model else { panic!("{keys} is of another family") };
+    config
 }
 
 fn check(keys: Value, expected: &str) {
@@ -171,10 +173,10 @@ fn unsupported_architectures() {
             "GemmaForCausalLM (model_type gemma)",
         ),
         (
-            json!({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}),
+            json!({"architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe"}),
             "the architecture is",
             "architectures",
-            "Lfm2ForCausalLM (model_type lfm2)",
+            "Lfm2MoeForCausalLM (model_type lfm2_moe)",
         ),
         (
             json!({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}),
@@ -219,7 +221,7 @@ fn unsupported_architectures() {
             &format!(
                 "error[unsupported-architecture]: {what} not supported
   --> config.json: {subject}
-  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM
+  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or Lfm2ForCausalLM
   = have: {have}"
             ),
         );
@@ -236,7 +238,7 @@ error[bad-config]: architectures and model_type name different models
         "
 error[bad-config]: the file does not say which architecture the model has
   --> config.json: architectures
-  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM",
+  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or Lfm2ForCausalLM",
     );
 }
 

@@ -1,6 +1,5 @@
 //! GGUF metadata: what it says of a model, and each value that is refused.
 
-use npuc::front::ModelConfig;
 use npuc::front::config::RopeScaling;
 
 use super::checkpoints::gguf_writer::{GgufWriter, Meta};
@@ -24,12 +23,12 @@ fn metadata() {
     writer.set("llama.attention.sliding_window", Meta::U32(64));
     writer.set("llama.expert_count", Meta::U32(0));
     let (_folder, path) = write_file("m.gguf", &writer.bytes());
-    let ModelConfig::Llama(config) = open_good(&path).config;
-    assert_eq!((config.rope.theta, &config.rope.scaling), (10000.0, &RopeScaling::Linear { factor: 4.0 }));
-    assert_eq!((config.ffn, config.vocab, config.head_dim, config.tied), (12, 16, 4, true));
+    let config = open_good(&path).config;
+    assert_eq!((config.rope().theta, &config.rope().scaling), (10000.0, &RopeScaling::Linear { factor: 4.0 }));
+    assert_eq!((config.ffn(), config.vocab(), config.head_dim(), config.tied()), (12, 16, 4, true));
 
-    let unsupported = "llama (Llama, Mistral and SmolLM2), qwen2 or qwen3";
-    for (arch, have) in [("gemma3", "gemma3"), ("lfm2", "lfm2"), ("qwen3moe", "qwen3moe")] {
+    let unsupported = "llama (Llama, Mistral and SmolLM2), qwen2, qwen3 or lfm2";
+    for (arch, have) in [("gemma3", "gemma3"), ("lfm2moe", "lfm2moe"), ("qwen3moe", "qwen3moe")] {
         check(
             |writer| writer.set("general.architecture", arch),
             &format!(

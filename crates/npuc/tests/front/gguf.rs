@@ -225,7 +225,7 @@ error[bad-offsets]: the rows of a tensor are not whole blocks
             }
         },
         "
-error[unknown-tensor-type]: norms or biases are stored in a block format
+error[unknown-tensor-type]: norms, biases or filters are stored in a block format
   --> DIR/m.gguf: output_norm.weight
   = need: F32, F16 or BF16
   = have: q8_0",

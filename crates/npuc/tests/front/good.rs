@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use npuc::DType;
-use npuc::front::config::{LlamaArchitecture, LlamaConfig, Rope, RopeScaling};
+use npuc::front::config::{LayerKind, Lfm2Config, LlamaArchitecture, LlamaConfig, Rope, RopeScaling};
 use npuc::front::{Checkpoint, ModelConfig, Source};
 use npuc::model::weight_specs;
 
@@ -14,7 +14,7 @@ use super::checkpoints::open_good;
 use super::checkpoints::small::write_file;
 
 fn llama(checkpoint: &Checkpoint) -> &LlamaConfig {
-    let ModelConfig::Llama(config) = &checkpoint.config;
+    let ModelConfig::Llama(config) = &checkpoint.config else { panic!("another family") };
     config
 }
 
@@ -108,6 +108,49 @@ fn gguf_forms_of_the_fixtures_open_to_the_same_weights() {
             let other = &gguf.tensors[tensor_name];
             assert_eq!((&tensor.shape, tensor.dtype), (&other.shape, other.dtype), "{name}: {tensor_name}");
             assert!(tensor.bytes() == other.bytes(), "{name}: {tensor_name} differs");
+        }
+    }
+}
+
+/// What the lfm2 fixtures say of themselves.
+fn lfm2_config(heads: usize) -> Lfm2Config {
+    use LayerKind::{Attention, Convolution};
+    Lfm2Config {
+        hidden: 64,
+        ffn: 192,
+        kinds: vec![Convolution, Convolution, Attention, Convolution, Attention, Convolution],
+        heads,
+        kv_heads: 2,
+        head_dim: 64 / heads,
+        vocab: 640,
+        max_positions: 2048,
+        rms_eps: 1e-5,
+        rope: Rope { theta: 1e6, scaling: RopeScaling::None },
+        window: 3,
+        conv_bias: false,
+        tied: true,
+    }
+}
+
+/// The fixtures of LFM2 and their GGUF forms give the same configuration and weights.
+#[test]
+fn lfm2_opens_from_both_forms() {
+    for (name, heads, dtype) in [("lfm2-f32", 4, DType::F32), ("lfm2-bf16", 8, DType::BF16)] {
+        let Some(folder) = fixture(name) else { return };
+        let hf = open_good(&folder);
+        assert!(hf.warnings.is_empty(), "{name}: {:?}", hf.warnings);
+        let (_folder, path) = write_file("m.gguf", &gguf_form(&hf, |_, _, _, _| None).bytes());
+        let gguf = open_good(&path);
+        assert!(gguf.warnings.is_empty(), "{name}: {:?}", gguf.warnings);
+        let specs = weight_specs(&hf.config);
+        for checkpoint in [&hf, &gguf] {
+            assert_eq!(checkpoint.config, ModelConfig::Lfm2(lfm2_config(heads)), "{name} {:?}", checkpoint.source);
+            assert_eq!(checkpoint.tensors.len(), specs.len(), "{name}");
+            for spec in &specs {
+                let (have, stored) = (&checkpoint.tensors[&spec.name], &hf.tensors[&spec.name]);
+                assert_eq!((&have.shape, have.dtype), (&spec.shape, dtype), "{name}: {}", spec.name);
+                assert!(have.bytes() == stored.bytes(), "{name}: {}", spec.name);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 mod checkpoints;
 mod config;
 mod config_gguf;
+mod config_lfm2;
 mod folders;
 mod gguf;
 mod good;

@@ -18,8 +18,7 @@ fn warnings(checkpoint: &Checkpoint) -> String {
 }
 
 fn tied(checkpoint: &Checkpoint) -> bool {
-    let ModelConfig::Llama(config) = &checkpoint.config;
-    config.tied
+    checkpoint.config.tied()
 }
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -206,7 +205,7 @@ fn gguf_biases() {
     }
     let (_folder, path) = write_file("m.gguf", &writer.bytes());
     let checkpoint = open_good(&path);
-    let ModelConfig::Llama(config) = &checkpoint.config;
+    let ModelConfig::Llama(config) = &checkpoint.config else { panic!("another family") };
     assert!(config.qkv_bias && config.o_bias && config.mlp_bias && !config.qk_norm);
     let bias = |name: &str| {
         let bytes = checkpoint.tensors[&format!("layers.0.self_attn.{name}.bias")].bytes().into_owned();
@@ -234,7 +233,7 @@ fn gguf_rows_of_qwen_stay() {
         }
         let (_folder, path) = write_file("m.gguf", &writer.bytes());
         let checkpoint = open_good(&path);
-        let ModelConfig::Llama(config) = &checkpoint.config;
+        let ModelConfig::Llama(config) = &checkpoint.config else { panic!("another family") };
         assert!(config.qkv_bias && config.qk_norm, "{arch}");
         let stored = writer.find("blk.0.attn_q.weight").data.clone();
         assert_eq!(*checkpoint.tensors["layers.0.self_attn.q_proj.weight"].bytes(), stored, "{arch}");

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use crate::diag::{Code, Diagnostic, Result};
-use crate::front::config::{LlamaArchitecture, LlamaConfig, RopeScaling};
+use crate::front::config::{LayerKind, LlamaArchitecture, ModelConfig, RopeScaling};
 use crate::front::{Checkpoint, GgufVocab, gguf};
-use crate::model::Role;
 use crate::quant::plan::Plan;
 use crate::tensor::{DType, SourceFile};
 
@@ -19,7 +18,7 @@ const BLOCKS_VERSION: u32 = 2;
 /// The number of a file type (source: `enum llama_ftype`) by the format of most projections; 1024 marks a guess, as it
 /// does there.
 pub(super) fn file_type(plan: &Plan) -> u32 {
-    let projections = plan.weights.iter().filter(|weight| matches!(weight.role, Role::Attention | Role::FeedForward));
+    let projections = plan.weights.iter().filter(|weight| weight.role.is_projection());
     let most = |dtype: DType| projections.clone().filter(|weight| weight.to == dtype).count();
     let known = [
         (DType::F32, 0),
@@ -56,35 +55,52 @@ pub(super) fn kept(path: &Path, file_type: u32) -> Result<(usize, Vec<u8>)> {
 /// Count and bytes of the metadata of a model that comes from a folder.
 pub(super) fn of_model(
     checkpoint: &Checkpoint,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     vocab: Option<&GgufVocab>,
     file_type: u32,
 ) -> (usize, Vec<u8>) {
-    let arch = match config.architecture {
-        LlamaArchitecture::Llama | LlamaArchitecture::Mistral => "llama",
-        LlamaArchitecture::Qwen2 => "qwen2",
-        LlamaArchitecture::Qwen3 => "qwen3",
+    let arch = match config {
+        ModelConfig::Llama(config) => match config.architecture {
+            LlamaArchitecture::Llama | LlamaArchitecture::Mistral => "llama",
+            LlamaArchitecture::Qwen2 => "qwen2",
+            LlamaArchitecture::Qwen3 => "qwen3",
+        },
+        ModelConfig::Lfm2(_) => "lfm2",
     };
     let mut keys = Keys::default();
     keys.string("general.architecture", arch);
     let name = checkpoint.path.file_name().map(|name| name.to_string_lossy().into_owned());
     keys.string("general.name", &name.unwrap_or_default());
     let counts = [
-        ("block_count", config.layers),
-        ("context_length", config.max_positions),
-        ("embedding_length", config.hidden),
-        ("feed_forward_length", config.ffn),
-        ("attention.head_count", config.heads),
-        ("attention.head_count_kv", config.kv_heads),
-        ("attention.key_length", config.head_dim),
-        ("attention.value_length", config.head_dim),
-        ("rope.dimension_count", config.head_dim),
-        ("vocab_size", config.vocab),
+        ("block_count", config.layers()),
+        ("context_length", config.max_positions()),
+        ("embedding_length", config.hidden()),
+        ("feed_forward_length", config.ffn()),
+        ("attention.head_count", config.heads()),
+        ("attention.key_length", config.head_dim()),
+        ("attention.value_length", config.head_dim()),
+        ("rope.dimension_count", config.head_dim()),
+        ("vocab_size", config.vocab()),
     ];
     counts.iter().for_each(|(key, count)| keys.u32(&format!("{arch}.{key}"), *count as u32));
-    keys.f32(&format!("{arch}.rope.freq_base"), config.rope.theta);
-    keys.f32(&format!("{arch}.attention.layer_norm_rms_epsilon"), config.rms_eps);
-    if let RopeScaling::Linear { factor } = config.rope.scaling {
+    match config {
+        ModelConfig::Llama(config) => keys.u32(&format!("{arch}.attention.head_count_kv"), config.kv_heads as u32),
+        ModelConfig::Lfm2(config) => {
+            // Layers with convolutions are those that have no such heads.
+            let heads = |kind: &LayerKind| match kind {
+                LayerKind::Attention => config.kv_heads as i32,
+                LayerKind::Convolution => 0,
+            };
+            let counts: Vec<i32> = config.kinds.iter().map(heads).collect();
+            keys.array(&format!("{arch}.attention.head_count_kv"), kind::I32, &counts, |bytes, count| {
+                bytes.extend(count.to_le_bytes());
+            });
+            keys.u32(&format!("{arch}.shortconv.l_cache"), config.window as u32);
+        }
+    }
+    keys.f32(&format!("{arch}.rope.freq_base"), config.rope().theta);
+    keys.f32(&format!("{arch}.attention.layer_norm_rms_epsilon"), config.rms_eps());
+    if let RopeScaling::Linear { factor } = config.rope().scaling {
         keys.string(&format!("{arch}.rope.scaling.type"), "linear");
         keys.f32(&format!("{arch}.rope.scaling.factor"), factor);
     }

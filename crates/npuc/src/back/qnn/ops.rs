@@ -12,7 +12,7 @@ use crate::tensor::DType;
 
 /// Whether an operation of the IR has a form here.
 pub(crate) fn emits(op: &str) -> bool {
-    let others = ["attention", "silu", "exp", "abs", "rsqrt", "div", "sum", "mean", "max"];
+    let others = ["attention", "short_conv", "silu", "exp", "abs", "rsqrt", "div", "sum", "mean", "max"];
     Op::NAMES.contains(&op) && !others.contains(&op)
 }
 
@@ -45,6 +45,7 @@ pub(super) fn emit(e: &mut Emitter<'_>, id: ValueId, op: &Op, args: &[ValueId]) 
             plain(e, id, args, "Transpose", vec![("perm", perm)])
         }
         Op::Attention { .. }
+        | Op::ShortConv {}
         | Op::Silu {}
         | Op::Exp {}
         | Op::Abs {}

@@ -69,9 +69,14 @@ fn input_place(port: Port) -> Result<usize> {
         Port::RopeCos | Port::RopeSin => Ok(2),
         Port::Past(StateKind::Key, _) => Ok(3),
         Port::Past(StateKind::Value, _) => Ok(4),
-        Port::WriteMask | Port::Logits | Port::LogitsPart(_) | Port::New(..) | Port::Next(..) | Port::Cross(_) => {
-            Err(other_protocol(port))
-        }
+        Port::WriteMask
+        | Port::History
+        | Port::Past(StateKind::Conv, _)
+        | Port::Logits
+        | Port::LogitsPart(_)
+        | Port::New(..)
+        | Port::Next(..)
+        | Port::Cross(_) => Err(other_protocol(port)),
     }
 }
 
@@ -86,6 +91,8 @@ fn output_place(port: Port) -> Result<usize> {
         | Port::RopeSin
         | Port::Mask
         | Port::WriteMask
+        | Port::History
+        | Port::New(StateKind::Conv, _)
         | Port::Past(..)
         | Port::Next(..)
         | Port::Cross(_) => Err(other_protocol(port)),
@@ -93,6 +100,20 @@ fn output_place(port: Port) -> Result<usize> {
 }
 
 fn other_protocol(port: Port) -> crate::Error {
+    if matches!(
+        port,
+        Port::History | Port::Past(StateKind::Conv, _) | Port::New(StateKind::Conv, _) | Port::Next(StateKind::Conv, _)
+    ) {
+        return Diagnostic::error(
+            Code::UnsupportedArchitecture,
+            "a QNN graph of npuc's has no place for what convolutions keep",
+        )
+        .subject(port.to_string())
+        .need("a model whose layers all have attention, as in the Llama family")
+        .have("a layer with a short convolution, as LFM2 has them")
+        .help("build it for a target without such ports, e.g. --target host; `npuc targets` lists them")
+        .into();
+    }
     Diagnostic::error(Code::Misfit, "a QNN graph has no such port")
         .subject(port.to_string())
         .need("a step graph of the append protocol")

@@ -386,8 +386,7 @@ fn head_warning(request: &Request) -> Option<Diagnostic> {
 
 /// The runtime computes the rotary table from its base alone.
 fn rope_warning(config: &ModelConfig) -> Option<Diagnostic> {
-    let ModelConfig::Llama(config) = config;
-    let scaling = match config.rope.scaling {
+    let scaling = match config.rope().scaling {
         RopeScaling::None => return None,
         RopeScaling::Linear { .. } => "linear",
         RopeScaling::Llama3 { .. } => "llama3",
@@ -416,19 +415,19 @@ struct Yaml<'a> {
 /// The YAML that the runtime reads.
 fn runtime_yaml(checkpoint: &Checkpoint, yaml: &Yaml<'_>) -> String {
     let &Yaml { prompt, generation, stems, embeds, logits } = yaml;
-    let ModelConfig::Llama(config) = &checkpoint.config;
+    let config = &checkpoint.config;
     let mut text = String::from("modelOptions:\n");
     // Writing to a string cannot fail.
     let line = |text: &mut String, key: &str, value: &dyn Display| _ = writeln!(text, "  {key}: {value}");
     line(&mut text, "promptTokenBatchSize", &prompt.tokens);
     line(&mut text, "genTokenBatchSize", &generation.tokens);
     line(&mut text, "cacheSize", &generation.capacity);
-    line(&mut text, "hiddenSize", &config.hidden);
-    line(&mut text, "numHead", &config.heads);
-    line(&mut text, "numLayer", &config.layers);
-    line(&mut text, "headDim", &config.head_dim);
-    line(&mut text, "maxTokenLength", &config.max_positions);
-    line(&mut text, "rotEmbBase", &format!("{:?}", config.rope.theta));
+    line(&mut text, "hiddenSize", &config.hidden());
+    line(&mut text, "numHead", &config.heads());
+    line(&mut text, "numLayer", &config.layers());
+    line(&mut text, "headDim", &config.head_dim());
+    line(&mut text, "maxTokenLength", &config.max_positions());
+    line(&mut text, "rotEmbBase", &format!("{:?}", config.rope().theta));
     for key in ["modelInputType", "modelOutputType", "cacheType", "maskType", "rotEmbType"] {
         line(&mut text, key, if embeds.is_some() { &"INT16" } else { &"FP32" });
     }

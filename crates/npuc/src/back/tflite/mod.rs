@@ -30,12 +30,18 @@ pub use ports::{HIDDEN_MASK, contract};
 pub use write::{FILE_LIMIT_BYTES, PortScale, StoredForm, StoredWeight, TfliteFile, write_f32};
 
 /// The passes that leave only operations with a TFLite form. Softmax stays whole.
-pub const PASSES: &[Pass] =
-    &[Pass::DecomposeAttention, Pass::DecomposeRmsNorm, Pass::DecomposeRope, Pass::DecomposeSilu, Pass::Simplify];
+pub const PASSES: &[Pass] = &[
+    Pass::DecomposeAttention,
+    Pass::DecomposeShortConv,
+    Pass::DecomposeRmsNorm,
+    Pass::DecomposeRope,
+    Pass::DecomposeSilu,
+    Pass::Simplify,
+];
 
 /// Whether an operation of the IR has a form in TFLite.
 pub(super) fn emits(op: &str) -> bool {
-    let decomposed = ["attention", "rms_norm", "rope", "silu"];
+    let decomposed = ["attention", "short_conv", "rms_norm", "rope", "silu"];
     crate::ir::Op::NAMES.contains(&op) && !decomposed.contains(&op)
 }
 

@@ -70,11 +70,11 @@ pub(super) fn lower(writer: &mut Writer, op: &Op, call: &Call<'_>) -> Result<()>
             with(writer, Builtin::Transpose, &[perm]);
         }
         Op::Affine { scale, offset } => affine(writer, *scale, *offset, shape, call),
-        Op::RmsNorm { .. } | Op::Rope {} | Op::Attention { .. } | Op::Silu {} => {
+        Op::RmsNorm { .. } | Op::Rope {} | Op::Attention { .. } | Op::ShortConv {} | Op::Silu {} => {
             return Err(Diagnostic::error(Code::Misfit, format!("TFLite has no operator for `{}`", op.name()))
                 .subject(&call.value.name)
                 .need("plain operations")
-                .help("run the pass `decompose-attention`, `decompose-rms-norm`, `decompose-rope` or `decompose-silu`")
+                .help("run the pass `decompose`, or the one for this operation")
                 .into());
         }
     }

@@ -65,10 +65,20 @@ fn input_ports(graph: &Graph) -> Result<BTreeMap<Port, &Type>> {
     for value in graph.values.iter().filter(|value| value.def == Def::Input) {
         let port: Port = value.name.parse()?;
         match port {
-            Port::Embeds | Port::Hidden | Port::RopeCos | Port::RopeSin | Port::Mask | Port::Past(..) => {}
-            Port::WriteMask | Port::Logits | Port::LogitsPart(_) | Port::New(..) | Port::Next(..) | Port::Cross(_) => {
-                return Err(other_protocol(port));
-            }
+            Port::Embeds
+            | Port::Hidden
+            | Port::RopeCos
+            | Port::RopeSin
+            | Port::Mask
+            | Port::Past(StateKind::Key | StateKind::Value, _) => {}
+            Port::WriteMask
+            | Port::History
+            | Port::Past(StateKind::Conv, _)
+            | Port::Logits
+            | Port::LogitsPart(_)
+            | Port::New(..)
+            | Port::Next(..)
+            | Port::Cross(_) => return Err(other_protocol(port)),
         }
         ports.insert(port, &value.ty);
     }
@@ -121,6 +131,8 @@ fn ordered_outputs(graph: &Graph) -> Result<Vec<(Port, ValueId)>> {
             | Port::RopeSin
             | Port::Mask
             | Port::WriteMask
+            | Port::History
+            | Port::Next(StateKind::Conv, _)
             | Port::Past(..)
             | Port::New(..)
             | Port::Cross(_) => return Err(other_protocol(port)),
@@ -132,6 +144,20 @@ fn ordered_outputs(graph: &Graph) -> Result<Vec<(Port, ValueId)>> {
 }
 
 fn other_protocol(port: Port) -> crate::Error {
+    if matches!(
+        port,
+        Port::History | Port::Past(StateKind::Conv, _) | Port::New(StateKind::Conv, _) | Port::Next(StateKind::Conv, _)
+    ) {
+        return Diagnostic::error(
+            Code::UnsupportedArchitecture,
+            "MediaTek's runtime has no place for what convolutions keep",
+        )
+        .subject(port.to_string())
+        .need("a model whose layers all have attention, as in the Llama family")
+        .have("a layer with a short convolution, as LFM2 has them")
+        .help("build it for a target without such ports, e.g. --target host; `npuc targets` lists them")
+        .into();
+    }
     Diagnostic::error(Code::Misfit, "MediaTek's runtime has no such port")
         .subject(port.to_string())
         .need("a step graph of the shift protocol")

@@ -312,19 +312,19 @@ pub(super) fn shapes(text: &str) -> Vec<StepShape> {
 fn ports_of_parts() {
     for (name, apart) in [("qwen3-bf16", true), ("llama-gqa3-q4_1.gguf", true), ("qwen2-bf16", false)] {
         let checkpoint = checkpoint(name);
-        let crate::front::ModelConfig::Llama(config) = &checkpoint.config;
-        let count = if apart { config.layers } else { 1 };
-        let parts = Chunks::Equal(count).parts(config.layers).unwrap();
+        let config = &checkpoint.config;
+        let count = if apart { config.layers() } else { 1 };
+        let parts = Chunks::Equal(count).parts(config.layers()).unwrap();
         let types = weight_types(&checkpoint.tensors);
         let shift = host().with_protocol(crate::model::CacheProtocol::Shift);
         let request = Request::plain(shift, shapes("8t32c,1t32c"));
         for chunk in chunks(&checkpoint.config, &types, &request, &parts).unwrap() {
-            let (t, c, kv, d) = (chunk.shape.tokens, 32, config.kv_heads, config.head_dim);
+            let (t, c, kv, d) = (chunk.shape.tokens, 32, config.kv_heads(), config.head_dim());
             let entry = if chunk.part.layers.start == 0 { "embeds" } else { "hidden" };
             let (exit, width) =
-                if chunk.part.head.is_present() { ("logits", config.vocab) } else { ("hidden", config.hidden) };
+                if chunk.part.head.is_present() { ("logits", config.vocab()) } else { ("hidden", config.hidden()) };
             let mut ports = vec![
-                format!("in  {entry} f32[1, {t}, {}]", config.hidden),
+                format!("in  {entry} f32[1, {t}, {}]", config.hidden()),
                 format!("in  mask f32[1, 1, {t}, {}]", c + t),
                 format!("in  rotary f32[1, 2, {t}, {d}]"),
             ];

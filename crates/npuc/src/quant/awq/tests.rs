@@ -5,7 +5,7 @@ use npuc_kernels::format::Group;
 use super::super::hessian::tests::inputs;
 use super::*;
 use crate::diag::Code;
-use crate::front::config::{LlamaArchitecture, Rope, RopeScaling};
+use crate::front::config::{LlamaArchitecture, LlamaConfig, Rope, RopeScaling};
 
 /// 4 query heads over 2 key/value heads of width 16.
 fn config() -> ModelConfig {

@@ -6,7 +6,7 @@ use super::super::{MASK_MARGIN, Method, Ranges, Recorder, Steps, keys, moves};
 use super::*;
 use crate::build::weight_types;
 use crate::exec::Executor;
-use crate::front::{self, ModelConfig};
+use crate::front;
 use crate::ir::{Def, GraphBuilder, Op, ValueId};
 use crate::model::{self, CacheProtocol, Port};
 use crate::pass::{self, Pass};
@@ -296,7 +296,7 @@ fn heads_have_their_own_encodings() {
     for name in ["qwen3-bf16", "llama-gqa3-q4_1.gguf", "llama-biases-f32"] {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints").join(name);
         let checkpoint = front::open(&path).unwrap();
-        let ModelConfig::Llama(config) = &checkpoint.config;
+        let config = &checkpoint.config;
         let of_shape = |shape: &str| {
             let (shape, types) = (shape.parse().unwrap(), weight_types(&checkpoint.tensors));
             let graph = model::build_step(&checkpoint.config, &types, shape, CacheProtocol::Append).unwrap();
@@ -314,7 +314,7 @@ fn heads_have_their_own_encodings() {
             ranges.join(&recorder.ranges().unwrap());
         }
         let products = ranges.keys().filter(|key| key.contains("/matmul.")).count();
-        assert_eq!(products, config.layers * config.heads * 2, "{name}");
+        assert_eq!(products, config.layers() * config.heads() * 2, "{name}");
         for cache in [Cache::U8, Cache::U16, Cache::F16] {
             let scheme = Scheme { cache, ..U16 };
             let of = |graph: &Graph| qualcomm(graph, &ranges, &checkpoint.tensors, &scheme).unwrap();

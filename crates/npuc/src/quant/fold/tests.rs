@@ -49,8 +49,7 @@ fn models() -> Vec<PathBuf> {
 fn logits(config: &ModelConfig, tensors: &BTreeMap<String, Tensor>) -> Vec<f32> {
     let shape = StepShape { tokens: TOKENS, capacity: TOKENS };
     let graph = model::build_step(config, &weight_types(tensors), shape, CacheProtocol::Append).unwrap();
-    let ModelConfig::Llama(llama) = config;
-    let frequencies = rope::frequencies(&llama.rope, llama.head_dim);
+    let frequencies = rope::frequencies(config.rope(), config.head_dim());
     let angles = (0..TOKENS).flat_map(|position| frequencies.iter().map(move |&f| rope::angle(position, f)));
     let content = |name: &str, len: usize| -> Vec<f32> {
         match name.parse().unwrap() {
@@ -65,7 +64,7 @@ fn logits(config: &ModelConfig, tensors: &BTreeMap<String, Tensor>) -> Vec<f32> 
                 (0..len).map(|i| if visible(i) { 0.0 } else { -1e9 }).collect()
             }
             Port::Past(..) => vec![0.0; len],
-            port @ (Port::WriteMask | Port::Hidden | Port::Logits | Port::LogitsPart(_)) => {
+            port @ (Port::WriteMask | Port::History | Port::Hidden | Port::Logits | Port::LogitsPart(_)) => {
                 panic!("{port} enters a step")
             }
             port @ (Port::New(..) | Port::Next(..) | Port::Cross(_)) => panic!("{port} enters a step"),
@@ -99,8 +98,7 @@ fn check(what: &str, folds: &Folds, checkpoint: &front::Checkpoint) {
 }
 
 fn rotated(config: &ModelConfig) -> Folds {
-    let ModelConfig::Llama(llama) = config;
-    Folds::rotated(config, &Arc::new(Rotation::of(llama.hidden, 1)), &Arc::new(Rotation::of(llama.head_dim, 2)))
+    Folds::rotated(config, &Arc::new(Rotation::of(config.hidden(), 1)), &Arc::new(Rotation::of(config.head_dim(), 2)))
 }
 
 /// Random scales from 1/4 to 4 at every site.
@@ -136,8 +134,7 @@ fn weights_are_folded_row_by_row() {
     for path in &models()[..OWN.len()] {
         let checkpoint = front::open(path).unwrap();
         let mut folds = rotated(&checkpoint.config);
-        let ModelConfig::Llama(config) = folds.config();
-        assert!(!config.tied);
+        assert!(!folds.config().tied());
         scale_all(&mut folds, 6);
         for spec in model::weight_specs(folds.config()) {
             let (count, cols) = (spec.shape[0], spec.shape.elements().unwrap() / spec.shape[0]);
