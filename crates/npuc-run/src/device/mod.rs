@@ -6,6 +6,7 @@ use npuc::ir::ValueId;
 pub mod chain;
 pub mod host;
 pub mod litert;
+pub mod module;
 pub mod port;
 mod process;
 pub mod qnn;

@@ -268,8 +268,18 @@ mod tests {
             ("echo boom >&2; exit 3".into(), 10_000, "the tool ended (exit status: 3) while working", "log: boom"),
             ("kill -SEGV $$".into(), 10_000, "the tool ended (signal: 11 (SIGSEGV)", ""),
             ("echo slow >&2; exec sleep 30".into(), 300, "the tool did not answer in time while working", "log: slow"),
-            (format!("printf '\\002{eight}Nx'; kill -9 $$"), 10_000, "(signal: 9 (SIGKILL)) while working, at x", ""),
-            (format!("printf '\\002{eight}Nx'; exec sleep 30"), 300, "in time while working, at x", ""),
+            (
+                format!("head -c 9 >/dev/null; printf '\\002{eight}Nx'; kill -9 $$"),
+                10_000,
+                "(signal: 9 (SIGKILL)) while working, at x",
+                "",
+            ),
+            (
+                format!("head -c 9 >/dev/null; printf '\\002{eight}Nx'; exec sleep 30"),
+                2_000,
+                "in time while working, at x",
+                "",
+            ),
             (format!("printf '\\001{eight}Q'; exec sleep 30"), 10_000, "gave an answer of another size or kind", ""),
             ("printf '\\377\\377\\377\\377\\377\\377\\377\\377'; exec sleep 30".into(), 10_000, "ended (by npuc", ""),
         ] {

@@ -93,7 +93,7 @@ fn call(adb: &Path, serial: &str, step: &Step, limit: Duration) -> io::Result<Ca
     let mut command = Command::new(adb);
     command.arg("-s").arg(serial).args(&step.arguments).stdin(Stdio::null());
     let mut child = command.stdout(stdout.reopen()?).stderr(stderr.reopen()?).spawn()?;
-    let ended = wait(&mut child, limit)?;
+    let ended = wait(&mut child, limit, &mut |_| ())?;
     let text = |path: &Path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     Ok(Called { ended, stdout: text(stdout.path())?, stderr: text(stderr.path())? })
 }

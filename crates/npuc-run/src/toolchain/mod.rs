@@ -1,15 +1,23 @@
-//! Tools that npuc drives but does not contain: which there are, fetching them, finding them.
+//! Tools that npuc drives but does not contain: which there are, fetching them, finding them, calling their compilers.
 //!
-//! A fetched tool is pinned by the hashes of its wheels; what is found is therefore what was tested. [`ncc`] is the user's own.
+//! A fetched tool is pinned by the hashes of its wheels and packages; what is found is therefore what was tested. [`ncc`] is the
+//! user's own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use npuc::{Code, Diagnostic, Error, Result};
-use npuc_fetch::{FetchError, Wheel, cache, install as install_wheel, unpacked};
+use npuc_fetch::debian::{self, Package};
+use npuc_fetch::{FetchError, Wheel, cache, install as install_wheel, install_as, unpacked, unpacked_as};
+
+use libc::Libc;
 
 pub(crate) mod child;
+pub mod compile;
+mod libc;
 pub mod ncc;
+mod pins;
+pub mod torq_profile;
 
 /// A tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,17 +26,26 @@ pub enum Tool {
     LiteRt,
     /// Qualcomm's QNN libraries, which prepare graphs for HTP NPUs and execute them in emulation.
     Qnn,
+    /// IREE's compiler and runtime, for StableHLO on CPUs and GPUs.
+    Iree,
+    /// Synaptics' Torq compiler, and its runtime with a simulator of the NPU.
+    Torq,
+    /// A Vulkan driver that computes on the CPU.
+    Vulkan,
 }
 
 impl Tool {
     /// Every tool.
-    pub const ALL: &'static [Tool] = &[Tool::LiteRt, Tool::Qnn];
+    pub const ALL: &'static [Tool] = &[Tool::LiteRt, Tool::Qnn, Tool::Iree, Tool::Torq, Tool::Vulkan];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Tool::LiteRt => "litert",
             Tool::Qnn => "qnn",
+            Tool::Iree => "iree",
+            Tool::Torq => "torq",
+            Tool::Vulkan => "vulkan",
         }
     }
 
@@ -40,6 +57,11 @@ impl Tool {
                 "QNN 2.51: prepares graphs for Snapdragon's NPUs and emulates them (Qualcomm's licence: fetched by you, no \
                  part of npuc)"
             }
+            Tool::Iree => {
+                "IREE 3.13.0: compiles StableHLO for this machine, Vulkan and Mali; executes it here (needs Python 3.11)"
+            }
+            Tool::Torq => "Torq 2.3.0: compiles StableHLO for Synaptics' SL2610 and simulates it",
+            Tool::Vulkan => "Mesa's lavapipe 22.3: a Vulkan driver that computes on the CPU, unpacked for npuc alone",
         }
     }
 
@@ -58,69 +80,113 @@ impl Tool {
 
     const fn wheels(self) -> &'static [Wheel] {
         match self {
-            Tool::LiteRt => &LITERT,
-            Tool::Qnn => &QNN,
+            Tool::LiteRt => &pins::LITERT,
+            Tool::Qnn => &pins::QNN,
+            Tool::Iree => &pins::IREE,
+            Tool::Torq => &pins::TORQ,
+            Tool::Vulkan => &[],
         }
     }
 }
-
-/// The interpreter, and the one package that it cannot do without.
-const LITERT: [Wheel; 2] = [
-    Wheel {
-        requirement: "ai-edge-litert==2.3.0",
-        pip_args: &["--python-version", "3.11", "--platform", "manylinux_2_27_x86_64"],
-        file: "ai_edge_litert-2.3.0-cp311-cp311-manylinux_2_27_x86_64.whl",
-        sha256: "1f15078a6725d2357d9de9221664c29afa0545d807559c5f7199ce5e40b96b23",
-    },
-    Wheel {
-        requirement: "numpy==2.4.6",
-        pip_args: &["--python-version", "3.11", "--platform", "manylinux_2_28_x86_64"],
-        file: "numpy-2.4.6-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl",
-        sha256: "89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93",
-    },
-];
-
-/// The libraries for this machine, of which [`Installed::libraries`] is the folder.
-const QNN: [Wheel; 1] = [Wheel {
-    requirement: "onnxruntime-qnn==2.7.0",
-    pip_args: &["--python-version", "3.11", "--platform", "manylinux_2_35_x86_64"],
-    file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl",
-    sha256: "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",
-}];
 
 /// A tool that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
     /// The tool.
     pub tool: Tool,
-    /// The folders of its unpacked wheels.
+    /// The folders of its unpacked wheels or packages.
     pub folders: Vec<PathBuf>,
-    /// The Python that runs it, where one does.
+    /// The Python that runs it, where one does. IREE's compiler works without, its runtime does not.
     pub python: Option<PathBuf>,
 }
 
 impl Installed {
     /// The folder of the tool's shared libraries: those of [`Tool::Qnn`] lie together.
     pub fn libraries(&self) -> PathBuf {
-        let first = self.folders.first().map(PathBuf::as_path).unwrap_or(Path::new("."));
         match self.tool {
-            Tool::LiteRt => first.to_path_buf(),
-            Tool::Qnn => first.join("onnxruntime_qnn"),
+            Tool::Qnn => self.folder(0).join("onnxruntime_qnn"),
+            Tool::LiteRt | Tool::Iree | Tool::Torq | Tool::Vulkan => self.folder(0).to_path_buf(),
         }
+    }
+
+    /// The tool's compiler of MLIR, if it has one.
+    pub fn compiler(&self) -> Option<PathBuf> {
+        match self.tool {
+            Tool::Iree => Some(self.folder(0).join("iree/compiler/_mlir_libs/iree-compile")),
+            Tool::Torq => Some(self.folder(0).join(TORQ_COMPILE)),
+            Tool::LiteRt | Tool::Qnn | Tool::Vulkan => None,
+        }
+    }
+
+    /// The program that executes one call of a compiled module, if the tool has one.
+    pub fn run_module(&self) -> Option<PathBuf> {
+        match self.tool {
+            Tool::Iree => Some(self.folder(1).join("iree/_runtime_libs/iree-run-module")),
+            Tool::Torq => Some(self.folder(1).join(TORQ_RUN_MODULE)),
+            Tool::LiteRt | Tool::Qnn | Tool::Vulkan => None,
+        }
+    }
+
+    fn folder(&self, index: usize) -> &Path {
+        self.folders.get(index).map(PathBuf::as_path).unwrap_or(Path::new("."))
     }
 }
 
-/// Fetches the tool into the user's cache unless it is there. `say` is told of attempts that fail.
+const TORQ_COMPILE: &str = "torq/_compiler_libs/torq-compile";
+const TORQ_RUN_MODULE: &str = "torq/_runtime_libs/torq-run-module";
+/// The programs of Torq's wheels that use the C libraries; the compiler starts the linker.
+const TORQ_PROGRAMS: [&str; 3] = [TORQ_COMPILE, "iree/compiler/_mlir_libs/iree-lld", TORQ_RUN_MODULE];
+
+/// Fetches the tool into the user's cache unless it is there. `say` is told what is done and of attempts that fail.
 ///
 /// Errors: [`Code::MissingTool`] if it cannot be fetched, or if this machine cannot run it.
 pub fn install(tool: Tool, say: &mut dyn FnMut(&str)) -> Result<Installed> {
     let python = python(tool)?;
     let fault = |e: FetchError| missing(tool, &format!("the tool was not installed: {e}"));
     let cache = cache().map_err(fault)?;
-    let folders = tool.wheels().iter().map(|wheel| install_wheel(&cache, wheel, say).map_err(fault));
-    let folders = folders.collect::<Result<_>>()?;
-    Ok(Installed { tool, folders, python })
+    let folders = match tool {
+        Tool::LiteRt | Tool::Qnn | Tool::Iree => {
+            tool.wheels().iter().map(|wheel| install_wheel(&cache, wheel, say)).collect()
+        }
+        Tool::Torq => install_torq(&cache, say),
+        Tool::Vulkan => install_vulkan(&cache, say),
+    };
+    Ok(Installed { tool, folders: folders.map_err(fault)?, python })
 }
+
+/// Torq's wheels, with the programs set to newer C libraries where the machine's are too old.
+fn install_torq(cache: &Path, say: &mut dyn FnMut(&str)) -> std::result::Result<Vec<PathBuf>, FetchError> {
+    let wheels = Tool::Torq.wheels();
+    if libc::is_new_enough() {
+        return wheels.iter().map(|wheel| install_wheel(cache, wheel, say)).collect();
+    }
+    let libc = Libc::install(cache, say)?;
+    let set = |folder: &Path| {
+        let programs = TORQ_PROGRAMS.iter().map(|program| folder.join(program));
+        programs.filter(|program| program.is_file()).try_for_each(|program| libc.set(&program))
+    };
+    wheels.iter().map(|wheel| install_as(cache, wheel, &libc::form(), say, set)).collect()
+}
+
+/// The driver's packages, without those whose library the machine has.
+fn install_vulkan(cache: &Path, say: &mut dyn FnMut(&str)) -> std::result::Result<Vec<PathBuf>, FetchError> {
+    let packages = vulkan_packages();
+    if packages.iter().any(|package| debian::unpacked(cache, package).is_none()) {
+        say(
+            "the driver and the libraries that this machine lacks are unpacked in npuc's cache; nothing is installed system-wide",
+        );
+    }
+    debian::install(cache, &packages, say)
+}
+
+fn vulkan_packages() -> Vec<Package> {
+    let lacks =
+        |library: &str| library.is_empty() || !SYSTEM.iter().any(|folder| Path::new(folder).join(library).exists());
+    pins::VULKAN.iter().filter(|(_, library)| lacks(library)).map(|(package, _)| *package).collect()
+}
+
+/// Where machines have their shared libraries.
+const SYSTEM: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
 /// The tool in the user's cache.
 ///
@@ -135,8 +201,7 @@ fn missing(tool: Tool, message: &str) -> Error {
 }
 
 fn find_in(cache: &Path, tool: Tool) -> Result<Installed> {
-    let folders: Option<Vec<PathBuf>> = tool.wheels().iter().map(|wheel| unpacked(cache, wheel)).collect();
-    let folders = folders.ok_or_else(|| {
+    let folders = folders_in(cache, tool).ok_or_else(|| {
         Diagnostic::error(Code::MissingTool, "the tool is not installed")
             .subject(tool.name())
             .help(format!("run `npuc toolchain install {}`", tool.name()))
@@ -144,7 +209,21 @@ fn find_in(cache: &Path, tool: Tool) -> Result<Installed> {
     Ok(Installed { tool, folders, python: python(tool)? })
 }
 
-/// The Python that runs the tool, if one has to, on a machine that the wheels are made for.
+fn folders_in(cache: &Path, tool: Tool) -> Option<Vec<PathBuf>> {
+    let wheels = tool.wheels();
+    let packages = |packages: &[Package]| packages.iter().map(|package| debian::unpacked(cache, package)).collect();
+    match tool {
+        Tool::LiteRt | Tool::Qnn | Tool::Iree => wheels.iter().map(|wheel| unpacked(cache, wheel)).collect(),
+        Tool::Torq if libc::is_new_enough() => wheels.iter().map(|wheel| unpacked(cache, wheel)).collect(),
+        Tool::Torq => {
+            let _: Vec<PathBuf> = packages(&pins::LIBC)?;
+            wheels.iter().map(|wheel| unpacked_as(cache, wheel, &libc::form())).collect()
+        }
+        Tool::Vulkan => packages(&vulkan_packages()),
+    }
+}
+
+/// The Python that runs the tool, if one does, on a machine that the tool is made for.
 fn python(tool: Tool) -> Result<Option<PathBuf>> {
     let fault = |message: &str| Diagnostic::error(Code::MissingTool, message).subject(tool.name());
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
@@ -152,11 +231,14 @@ fn python(tool: Tool) -> Result<Option<PathBuf>> {
     }
     match tool {
         Tool::LiteRt => python_3_11(tool).map(Some),
-        Tool::Qnn => Ok(None),
+        // Its compiler needs none.
+        Tool::Iree => Ok(python_3_11(tool).ok()),
+        Tool::Qnn | Tool::Torq | Tool::Vulkan => Ok(None),
     }
 }
 
-fn python_3_11(tool: Tool) -> Result<PathBuf> {
+/// Errors: [`Code::MissingTool`] with what is needed.
+pub(crate) fn python_3_11(tool: Tool) -> Result<PathBuf> {
     let fault = |message: &str| Diagnostic::error(Code::MissingTool, message).subject(tool.name());
     let script = "import sys; print(sys.implementation.name, *sys.version_info[:2])";
     let is_3_11 = |name: &&str| {

@@ -47,6 +47,8 @@ const NCC: &str = "ncc-tflite";
 const NEURON: &str = "MediaTek's runtime";
 const QNN: &str = "QNN";
 const TORQ: &str = "torq-compile";
+const IREE: &str = "IREE";
+const IREE_RUN: &str = "IREE's runtime";
 
 kinds! {
     /// An extent above what the MDLA takes.
@@ -317,6 +319,103 @@ kinds! {
         Tried "torq-compiler 2.3.0"
         [
             Rewrite "" "pad the outputs to an even number"
+        ],
+    /// The compiler stops itself over an index of a matrix product.
+    TorqAffine TORQ Refusal
+        "seen for 4-bit weights in a product of rank 2, or of a transposed matrix: only a linalg.batch_matmul over blocks \
+         [inputs/block, block, outputs] keeps them packed"
+        Tried "torq-compiler 2.3.0, linalg.matmul over 4-bit weights"
+        [
+            Rewrite "" "write the product as a linalg.batch_matmul of one row and one batch"
+        ],
+    /// The compiler stops itself over an assertion that npuc does not know.
+    TorqAssertion TORQ Refusal
+        "the compiler stopped itself: a form was not foreseen there. f16, and f32 in weights of blocks without conversion, were seen to \
+         end so"
+        Tried "torq-compiler 2.3.0"
+        [
+            Flag "--torq-convert-dtypes" "converts f32 to bf16, which the NPU computes in",
+            Rewrite "" "give the module in bf16"
+        ],
+    /// An operation that is off the slices where that is forbidden.
+    TorqOffSlices TORQ Refusal
+        "the operation would run on the control processor (CSS) or the host, which --torq-disable-css and --torq-disable-host forbid. Seen \
+         for exponential, log, power, clamp, a transpose of two axes, a broadcast along a middle axis and products of rank 2"
+        Tried "torq-compiler 2.3.0, stablehlo.exponential"
+        [
+            Flag "--torq-enable-general-exp" "computes exponentials on the slices",
+            Rewrite "" "write the operation otherwise: softmax as linalg.softmax, products as linalg.batch_matmul, caches [heads, width, capacity]"
+        ],
+    /// Code for the host that cannot be linked.
+    TorqHost TORQ Refusal
+        "an operation falls to the board's CPU, for which code is made, and there is no linker for it on this machine; arithmetic in f32 \
+         ends so"
+        Tried "torq-compiler 2.3.0, an addition in f32"
+        [
+            Flag "--torq-convert-dtypes" "converts f32 to bf16, which the NPU computes in",
+            Flag "--torq-disable-host" "names the operation that falls to the host"
+        ],
+    /// A call between functions.
+    TorqCall TORQ Refusal
+        "private functions that are called are not taken"
+        Tried "torq-compiler 2.3.0, a function a layer and calls of them"
+        [
+            Rewrite "" "one public function a layer, called by the runner, or all in one function"
+        ],
+    /// A program of the control processor that is too large in one of the ways tried.
+    TorqCssStack TORQ Note
+        "the compiler tries sizes of tiles and says so of those that do not fit; it means that an operation runs on the control processor"
+        Tried "torq-compiler 2.3.0" [],
+    /// The machine's C library is too old.
+    TorqLibc TORQ Refusal
+        "Torq's wheels are made for glibc 2.38 and GCC 13's C++ library; Debian 12 has 2.36"
+        Tried "torq-compiler 2.3.0 on Debian 12"
+        [
+            Option "npuc toolchain install torq" "unpacks newer libraries into npuc's cache for these programs alone"
+        ],
+    /// A vector whose bits are taken for other numbers.
+    IreeBitcast IREE Refusal
+        "for Mali (valhall4) and some other GPUs, bf16 weights as the right operand of a small product, and bf16 products with a bf16 result, \
+         do not compile; for the CPU and llvmpipe they do"
+        Tried "iree-compile 3.13.0, products of 32 x 64 weights for valhall4"
+        [
+            Rewrite "" "give the weight as the left operand (W x), or as 16-bit integers shifted into f32, or in f16 or f32; sum in f32"
+        ],
+    /// A large constant vector.
+    IreeConstant IREE Refusal
+        "for Mali (valhall4), writing new rows into a cache of 512 or more positions is fused with the projection that makes them, which \
+         does not compile"
+        Tried "iree-compile 3.13.0, caches of 512 and 1024 positions for valhall4"
+        [
+            Rewrite "" "put a stablehlo.optimization_barrier on the new rows before they are written, or write with dynamic_update_slice"
+        ],
+    /// Parameters that are not given.
+    IreeScope IREE_RUN Refusal
+        "the module's weights are external, and no file was given for their scope"
+        Tried "iree-run-module 3.13.0"
+        [
+            Option "--parameters=SCOPE=FILE.safetensors" "gives iree-run-module the weights; the scope stands in the module's text before `::`"
+        ],
+    /// A parameter that the file lacks.
+    IreeParameter IREE_RUN Refusal
+        "the file that was given for the scope has no tensor of that name"
+        Tried "iree-run-module 3.13.0"
+        [
+            Other "" "give the file that was written together with the module"
+        ],
+    /// Arguments that are not the function's.
+    IreeArguments IREE_RUN Refusal
+        "the values that were given are not those that the function takes; the log has its signature"
+        Tried "iree-run-module 3.13.0"
+        [
+            Other "" "give inputs in the order, shapes and types of the bundle's io.txt"
+        ],
+    /// No Vulkan.
+    IreeVulkan IREE_RUN Refusal
+        "there is no loader of Vulkan drivers, or no driver that it can use"
+        Tried "iree-run-module 3.13.0 on a machine without Vulkan"
+        [
+            Option "npuc toolchain install vulkan" "fetches a driver that computes on the CPU, for npuc alone"
         ],
 }
 

@@ -10,6 +10,7 @@ use npuc::target::rule::Remedy;
 use serde::Serialize;
 
 mod facts;
+mod iree;
 mod locate;
 mod mediatek;
 mod qnn;
@@ -161,6 +162,7 @@ pub fn decode(text: &str) -> Vec<Finding> {
             continue;
         }
         let statement = mediatek::read(line).or_else(|| qnn::read(line)).or_else(|| torq::read(line));
+        let statement = statement.or_else(|| iree::read(line));
         if let Some(heading) = mediatek::heading(line) {
             current = Some(operations.len());
             operations.push(heading);

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use npuc::Code;
 use npuc::back::tflite::ncc::{File as NccFile, plan};
 use npuc::ir::text;
 use npuc::target::{self, Precision, Question};
