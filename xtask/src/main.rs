@@ -11,6 +11,7 @@ mod demo;
 mod fetch;
 mod fidelity;
 mod litert;
+mod modules;
 mod peer;
 mod qnn;
 mod real;
@@ -43,6 +44,8 @@ enum Task {
     /// Real sizes through Qualcomm's libraries: the shapes of Llama 3.2 3B and 1B, the real model in emulation (release build; two hours,
     /// 12 GB of memory, 40 GB of disk; fetches libraries and model)
     QnnFull,
+    /// Real sizes through Torq's and IREE's compilers (release build; half an hour; fetches the tools)
+    TorqFull,
     /// Only the house rules: file lengths and headers, unsafe code, large files
     Tidy,
 }
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Task::Fidelity => fidelity::fidelity(),
         Task::Peer => peer::peer(),
         Task::QnnFull => qnn::qnn_full(),
+        Task::TorqFull => modules::torq_full(),
         Task::Tidy => tidy::tidy(&root()),
     };
     match result {

@@ -9,8 +9,10 @@ use npuc::model::StepShape;
 use npuc::pass::Pass;
 use npuc::quant::solve::Grouping;
 
+mod device;
 mod push;
 
+pub(crate) use device::{DeviceArgs, On};
 pub(crate) use push::PushArgs;
 
 const START: &str = "\
@@ -122,43 +124,6 @@ impl From<Fix> for Preference {
     }
 }
 
-/// What executes the step graphs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum On {
-    Host,
-    Litert,
-    Qnn,
-}
-
-impl On {
-    /// Where a figure was measured, as reports say it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            On::Host => "host",
-            On::Litert => "litert on the host",
-            On::Qnn => "emulation",
-        }
-    }
-}
-
-/// Where and how the step graphs are executed.
-#[derive(Args)]
-pub(crate) struct DeviceArgs {
-    /// What executes the step graphs: npuc itself, LiteRT from the TFLite files of a bundle or made of a checkpoint, or
-    /// Qualcomm's emulation of the chip that a bundle was built for
-    #[arg(long, value_enum, default_value_t = On::Host)]
-    pub(crate) on: On,
-    /// How --on litert cuts a checkpoint: layers of each file (4,4,4,2,2) or a number of equal ones; without it, one
-    #[arg(long, value_name = "CHUNKS")]
-    pub(crate) chunks: Option<String>,
-    /// Step shapes when MODEL is a checkpoint
-    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
-    pub(crate) shapes: Option<Vec<String>>,
-    /// Threads to compute with; without it, as many as the machine has
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
-}
-
 #[derive(Args)]
 pub(crate) struct InspectArgs {
     /// A Hugging Face folder, a .gguf file or a bundle
@@ -241,7 +206,7 @@ pub(crate) struct BuildArgs {
     pub(crate) how: RecipeArgs,
     #[command(flatten)]
     pub(crate) chip: ChipArgs,
-    /// How attention is laid out for Qualcomm's chips
+    /// How attention is laid out for Qualcomm's chips, IREE and Torq
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Attention::Grouped)]
     pub(crate) attention: Attention,
     /// How many context binaries for Qualcomm's chips (2), or the layers of each (14,14); `auto` is the fewest that the limits
@@ -252,6 +217,19 @@ pub(crate) struct BuildArgs {
     /// preparing the graphs anew
     #[arg(long)]
     pub(crate) twins: bool,
+    /// Where the weights of modules for IREE are; external-bf16 rounds them all to bf16
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub(crate) parameters: Option<ParametersArg>,
+    /// Which operand plain weights are in modules for IREE: left loads faster and in half the memory, right makes faster steps
+    /// on x86
+    #[arg(long, value_enum, value_name = "SIDE", default_value_t = WeightsArg::Left)]
+    pub(crate) weights: WeightsArg,
+    /// Let Torq's compiler tell how many cycles it expects of every module: an estimate by its own model, never a time
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// Write modules for IREE and Torq without compiling them
+    #[arg(long)]
+    pub(crate) no_compile: bool,
     /// Build without the tokenizer when it cannot be read; the bundle then takes token ids only
     #[arg(long)]
     pub(crate) no_tokenizer: bool,
@@ -266,6 +244,26 @@ pub(crate) struct BuildArgs {
     /// Print every graph as IR after this pass
     #[arg(long, value_name = "PASS")]
     pub(crate) dump_after: Option<String>,
+}
+
+/// Where the weights of a module are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ParametersArg {
+    /// In the module
+    Inline,
+    /// In a safetensors file, all in bf16
+    ExternalBf16,
+    /// In a safetensors file, as the recipe says
+    External,
+}
+
+/// Which operand of a product the weights are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightsArg {
+    /// W · x
+    Left,
+    /// x · Wᵀ
+    Right,
 }
 
 /// How attention is laid out.
@@ -524,6 +522,10 @@ pub(crate) struct VerifyArgs {
     /// checkpoint in float; without it, MODEL itself
     #[arg(long, value_name = "MODEL", conflicts_with = "reference")]
     pub(crate) against: Option<PathBuf>,
+    /// Compare with the golden outputs of the bundle MODEL what a board gave: safetensors with `logits` after each of the golden
+    /// ids, or `out.<port>` of the golden step
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["reference", "against", "text", "ids"])]
+    pub(crate) device_outputs: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) corpus: CorpusArgs,
     /// Token ids of a window of the text, of which the second half is scored; without it, 512

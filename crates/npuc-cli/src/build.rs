@@ -4,27 +4,54 @@ use std::path::Path;
 use std::time::Instant;
 
 use npuc::back::BackEnd;
+use npuc::back::stablehlo::Dialect;
 use npuc::bundle::is_bundle;
 use npuc::bundle::write::{self, Contents, Written};
 use npuc::front::{self, Checkpoint};
 use npuc::{Diagnostic, Result, target};
 
-use crate::args::{BuildArgs, RecipeArgs};
+use crate::args::{BuildArgs, RecipeArgs, WeightsArg};
 use crate::output::Output;
 
 mod chip;
 pub(crate) mod host;
+mod modules;
 mod qnn;
 mod tflite;
 
 /// Runs the command.
 pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     let target = target::find(&args.target)?;
-    match target.back_end()? {
+    let back_end = target.back_end()?;
+    refuse_module_flags(args, back_end)?;
+    match back_end {
         BackEnd::Host => host::build(args, &target, output),
         BackEnd::Qnn => qnn::build(args, &target, output),
+        BackEnd::Iree => modules::build(args, &target, Dialect::Iree, output),
+        BackEnd::Torq => modules::build(args, &target, Dialect::Torq, output),
         BackEnd::Tflite => tflite::build(args, &target, output),
     }
+}
+
+/// Flags for modules that another back end would ignore.
+fn refuse_module_flags(args: &BuildArgs, back_end: BackEnd) -> Result<()> {
+    let (modules, torq) = match back_end {
+        BackEnd::Host | BackEnd::Tflite | BackEnd::Qnn => (false, false),
+        BackEnd::Iree => (true, false),
+        BackEnd::Torq => (true, true),
+    };
+    let idle = [
+        ("--parameters", args.parameters.is_some() && !modules),
+        ("--weights", args.weights != WeightsArg::Left && (!modules || torq)),
+        ("--no-compile", args.no_compile && !modules),
+        ("--profile", args.profile && (!torq || args.no_compile)),
+    ];
+    let faults = idle.into_iter().filter(|(_, idle)| *idle).map(|(flag, _)| {
+        let fault =
+            Diagnostic::error(npuc::Code::BadArgument, format!("{flag} does nothing in a build for {}", args.target));
+        fault.help("leave the flag out; see `npuc build --help` for what it is for")
+    });
+    npuc::Error::check(faults.collect())
 }
 
 /// Flags of a recipe that is not there are a misunderstanding, not a wish. `--calibration` has a use without.

@@ -110,9 +110,9 @@ pub(crate) fn command(args: &DiffArgs, output: Output) -> Result<u8> {
     let (steps, parting) = match args.on {
         On::Host => compare(args, (&reference, &model), &ids)?,
         On::Qnn => compare_emulated(args, &model, &ids)?,
-        On::Litert => {
-            let fault = Diagnostic::error(Code::BadArgument, "LiteRT does not show its values").subject("--on");
-            return Err(fault.help("compare on this machine, or whole models with `npuc verify --on litert`").into());
+        On::Litert | On::IreeCpu | On::IreeVulkan | On::TorqSim => {
+            let fault = Diagnostic::error(Code::BadArgument, "this device does not show its values").subject("--on");
+            return Err(fault.help("compare on this machine, or whole models with `npuc verify --on …`").into());
         }
     };
     drop(spinner);

@@ -11,7 +11,9 @@ use npuc::model::{CacheProtocol, Chunks, StepShape, layers};
 use npuc::{Code, Diagnostic, Result, bundle, target};
 use npuc_run::contexts;
 use npuc_run::device::litert::TIME_LIMIT;
+use npuc_run::device::module::{self, Runner};
 use npuc_run::device::qnn::{self, Qnn, Start};
+use npuc_run::modules;
 use npuc_run::program::{DEFAULT_CAPACITY, Program, shapes_of};
 use npuc_run::session::Session;
 use npuc_run::toolchain::{Installed, Tool, find};
@@ -31,7 +33,7 @@ pub(crate) fn open(
     };
     let is_bundle = bundle::is_bundle(model);
     match device.on {
-        On::Host | On::Qnn if device.chunks.is_some() => {
+        On::Host | On::Qnn | On::IreeCpu | On::IreeVulkan | On::TorqSim if device.chunks.is_some() => {
             refused("only LiteRT takes a model in chunks here", "add --on litert, or leave out --chunks")
         }
         On::Litert if is_bundle && device.chunks.is_some() => {
@@ -49,6 +51,9 @@ pub(crate) fn open(
             Ok((program, session))
         }
         On::Qnn => in_emulation(model, device, keep),
+        On::IreeCpu => on_modules(model, device, keep, &[Runner::IreeCpu]),
+        On::IreeVulkan => on_modules(model, device, keep, &[Runner::IreeVulkan, Runner::ValhallOnVulkan]),
+        On::TorqSim => on_modules(model, device, keep, &[Runner::TorqSim]),
         On::Litert => {
             let tool = find(Tool::LiteRt)?;
             if !keep.is_empty() {
@@ -62,6 +67,26 @@ pub(crate) fn open(
             through_tflite(model, device, capacity, &tool)
         }
     }
+}
+
+/// A bundle of compiled modules in the runtime or simulator that they are for.
+fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String], runners: &[Runner]) -> Result<(Program, Session)> {
+    let fault = |message: &str| Diagnostic::error(Code::BadArgument, message);
+    if !keep.is_empty() {
+        return Err(fault("only the host keeps values (--dump)").into());
+    }
+    if !bundle::is_bundle(model) {
+        let fault = fault("compiled modules are in bundles").file(model);
+        return Err(fault.help("build one first, e.g. npuc build MODEL --target iree-cpu -o DIR").into());
+    }
+    let manifest = bundle::manifest(model)?;
+    let program = Program::open(model, shapes(device.shapes.as_ref())?)?;
+    let mut log = model.file_name().unwrap_or_default().to_owned();
+    log.push(".run.log");
+    let log = model.with_file_name(log);
+    let opened = modules::open(model, &manifest, &program.graphs(), runners, &log, module::TIME_LIMIT)?;
+    let session = Session::on_modules(&program, opened)?;
+    Ok((program, session))
 }
 
 /// A bundle of Qualcomm's contexts, prepared anew for this machine's emulation.

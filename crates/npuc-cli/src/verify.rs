@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use npuc::{Code, Diagnostic, Result, bundle};
 use npuc_run::fidelity::{
-    DEFAULT_CONTEXT, Fidelity, Gate, Reference, Windows, check_context, compare, compare_text, layers, perplexity,
+    BoardFigures, DEFAULT_CONTEXT, Fidelity, Gate, Reference, Windows, check_context, compare, compare_board,
+    compare_text, layers, perplexity,
 };
 use npuc_run::program::Program;
 use npuc_run::session::Session;
@@ -32,6 +33,9 @@ struct Report {
 /// Runs the command; gives the exit status.
 pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
     let gate: Option<Gate> = args.gate.as_ref().map(|gate| gate.parse()).transpose()?;
+    if let Some(outputs) = &args.device_outputs {
+        return of_board(args, outputs, gate, output);
+    }
     let read = args.reference.as_ref().map(|path| Reference::read(path)).transpose()?;
     let on_text = args.corpus.text.is_some() || args.corpus.ids.is_some();
     let context = args.context.unwrap_or(DEFAULT_CONTEXT);
@@ -56,6 +60,40 @@ pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
     let Err(error) = verdict else { return Ok(0) };
     output.note(&error.to_string());
     Ok(error.exit_status())
+}
+
+/// What a board gave against the golden outputs of the bundle.
+fn of_board(args: &VerifyArgs, outputs: &Path, gate: Option<Gate>, output: Output) -> Result<u8> {
+    let BoardFigures { fidelity, step } = compare_board(&args.model, outputs)?;
+    let verdict = match (gate, fidelity.positions) {
+        (None, 0) => Ok(()),
+        (gate, _) => gate.unwrap_or_else(|| Gate::default_for(&fidelity, false)).check(&fidelity),
+    };
+    let broken = verdict.as_ref().err().map(|e| e.diagnostics().to_vec()).unwrap_or_default();
+    let mut text = render(&fidelity, BOARD);
+    for (name, cosine) in &step {
+        text.push_str(&format!("{name:<18}cosine {cosine:.9}\n"));
+    }
+    let report = BoardReport { fidelity, step, measured_on: BOARD, faithful: broken.is_empty(), broken };
+    output.result(&report, &text)?;
+    let Err(error) = verdict else { return Ok(0) };
+    output.note(&error.to_string());
+    Ok(error.exit_status())
+}
+
+/// What figures of a board's own outputs are labelled with.
+const BOARD: &str = "device";
+
+#[derive(Serialize)]
+struct BoardReport {
+    #[serde(flatten)]
+    fidelity: Fidelity,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    step: Vec<(String, f64)>,
+    measured_on: &'static str,
+    faithful: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    broken: Vec<Diagnostic>,
 }
 
 /// The word for a model's own checkpoint, computed in float.

@@ -238,7 +238,8 @@ fn build() {
             "build llama-k-quants.gguf --shapes 1t4c -o TMP/out --passes decompose,simplify --dump-after simplify",
         ),
         ("build-unknown-target", "build qwen3-bf16 --target sm865 -o TMP/out"),
-        ("build-no-back-end", "build qwen3-bf16 --target sl2610 -o TMP/out"),
+        ("build-missing-tool", "build qwen3-bf16 --target sl2610 -o TMP/out"),
+        ("build-module-flags", "build qwen3-bf16 --target host --profile --parameters inline --no-compile -o TMP/out"),
         ("build-chip", "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c --chunks 2 -o TMP/out"),
         ("build-chip-json", "build qwen3-bf16 --target genio-720 --shapes 8t32c,1t32c -o TMP/out --json"),
         (

@@ -12,11 +12,14 @@ use lanes::{LANES, Lanes, Number, laned};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+mod brain;
 mod fit;
 mod lanes;
 mod lpbq;
 mod pack;
 mod search;
+
+pub use brain::positive_bf16_scales;
 
 /// How the scale of a block is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -69,7 +69,9 @@ fn chunks(checkpoint: &Checkpoint, request: &Request, parts: &[Part]) -> Result<
     let (config, types) = (&checkpoint.config, weight_types(&checkpoint.tensors));
     match request.target.back_end {
         Some(BackEnd::Qnn) => qnn::chunks(config, &types, request, parts),
-        Some(BackEnd::Tflite | BackEnd::Host) | None => tflite::chunks(config, &types, request, parts),
+        Some(BackEnd::Tflite | BackEnd::Host | BackEnd::Iree | BackEnd::Torq) | None => {
+            tflite::chunks(config, &types, request, parts)
+        }
     }
 }
 

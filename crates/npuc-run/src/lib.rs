@@ -12,6 +12,7 @@ pub mod generate;
 pub mod inspect;
 pub mod integer;
 pub mod memory;
+pub mod modules;
 pub mod program;
 pub mod push;
 pub mod quantise;

@@ -23,6 +23,8 @@ use crate::text::{BundleText, TextModel, bundle_text};
 pub const DEFAULT_CAPACITY: usize = 2048;
 /// The capacity of a build for a chip, unless the model's own is smaller.
 const RUNTIME_CAPACITY: usize = 1024;
+/// The capacity of a build for Torq: that of a published export.
+const TORQ_CAPACITY: usize = 64;
 /// The tokens of the prefill step of a context binary. Source: a published one of Llama 3.2 3B.
 const CONTEXT_PREFILL_TOKENS: usize = 32;
 /// The tokens of the prefill steps of a program that is built on the spot: one for long prompts, one for
@@ -111,6 +113,11 @@ impl Program {
             eos: manifest.text.eos,
             warnings: Vec::new(),
         })
+    }
+
+    /// The graphs of all steps and segments, in order.
+    pub fn graphs(&self) -> Vec<&Graph> {
+        self.steps.iter().flat_map(|step| &step.segments).map(|segment| &segment.graph).collect()
     }
 
     /// Emits a checkpoint as TFLite files into the new folder `dir` and opens them, for the LiteRT interpreter.
@@ -212,6 +219,8 @@ pub fn default_shapes_for(target: &Target, config: &ModelConfig) -> Vec<StepShap
     let (prefill, capacity) = match target.back_end {
         Some(BackEnd::Tflite) => (DEFAULT_PREFILL_TOKENS[0], RUNTIME_CAPACITY),
         Some(BackEnd::Qnn) => (CONTEXT_PREFILL_TOKENS, DEFAULT_CAPACITY),
+        Some(BackEnd::Iree) => (DEFAULT_PREFILL_TOKENS[1], RUNTIME_CAPACITY),
+        Some(BackEnd::Torq) => (1, TORQ_CAPACITY),
         Some(BackEnd::Host) | None => return default_shapes(config),
     };
     let capacity = config.max_positions().min(capacity);

@@ -25,6 +25,7 @@ use crate::device::litert::LiteRt;
 use crate::device::qnn::{Context as QnnContext, Qnn};
 use crate::device::{Device, chain};
 use crate::memory;
+use crate::modules::Opened;
 use crate::program::{self, Program};
 use crate::toolchain::Installed;
 
@@ -57,6 +58,15 @@ pub struct Session {
     embedding: Tensor,
     frequencies: Vec<f32>,
     vocab: usize,
+}
+
+/// What entered and left a step, by port, in port order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recorded {
+    /// The elements of every input port.
+    pub inputs: Vec<(String, Vec<f32>)>,
+    /// The elements of every output port.
+    pub outputs: Vec<(String, Vec<f32>)>,
 }
 
 /// A graph, its step inputs and what its outputs are.
@@ -199,6 +209,21 @@ impl Session {
         Session::over(program, &layout, steps)
     }
 
+    /// A session whose every segment is a compiled module.
+    ///
+    /// Errors: as [`Session::new`]; a segment without a module.
+    pub fn on_modules(program: &Program, mut modules: Opened) -> Result<Session> {
+        let layout = Layout { config: &program.config, protocol: program.protocol };
+        refuse_too_large(program, &layout)?;
+        let mut steps = Vec::new();
+        for program::Step { shape, segments } in &program.steps {
+            let held = |segment| Ok(chain::Segment::Module(Box::new(modules.take(segment)?)));
+            let segments = segments.iter().map(held).collect::<Result<_>>()?;
+            steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
+        }
+        Session::over(program, &layout, steps)
+    }
+
     fn over(program: &Program, layout: &Layout<'_>, steps: Vec<Step>) -> Result<Session> {
         let config = layout.config;
         let Some(shape) = steps.last().map(|step| step.shape).filter(|shape| shape.tokens == 1) else {
@@ -329,6 +354,20 @@ impl Session {
     pub fn decode(&mut self, id: u32) -> Result<()> {
         self.check(&[id])?;
         self.step(Chunk { step: self.steps.len() - 1, valid: 1 }, &[id])
+    }
+
+    /// Feeds one token and gives what entered and left the step's ports, by name: for tests of other runners.
+    ///
+    /// Errors: as [`Session::feed`].
+    pub fn recorded(&mut self, id: u32) -> Result<Recorded> {
+        let states = self.states.clone();
+        self.decode(id)?;
+        let step = &self.steps[self.steps.len() - 1];
+        let named = step.device.inputs().into_iter().map(|(name, _)| name);
+        let inputs = named.zip(step.inputs.iter().cloned().chain(states)).collect();
+        let outputs = step.device.outputs().into_iter().enumerate();
+        let outputs = outputs.map(|(port, (name, _))| (name, step.device.output(port).to_vec())).collect();
+        Ok(Recorded { inputs, outputs })
     }
 
     fn check(&self, ids: &[u32]) -> Result<()> {

@@ -57,7 +57,7 @@ fn described(dtype: DType, scheme: Option<Scheme>, split: bool) -> npuc::Result<
     let exported = export(&checkpoint, &request, &parts, activations)?;
     let description = |file| match file {
         Some((_, EmittedFile::Qnn(description))) => description,
-        Some((_, EmittedFile::Tflite(_))) | None => panic!("a graph has no description"),
+        Some((_, EmittedFile::Tflite(_) | EmittedFile::Module(_))) | None => panic!("a graph has no description"),
     };
     Ok(exported.graphs.into_iter().map(|graph| description(graph.file)).collect())
 }

@@ -244,7 +244,9 @@ impl<'a> Subject<'a> {
                 unit: "CPU".into(),
                 limit: match target.back_end {
                     Some(BackEnd::Tflite) => "all operations on the NPU, or a float precision".into(),
-                    Some(BackEnd::Host | BackEnd::Qnn) | None => "all operations on the NPU".into(),
+                    Some(BackEnd::Host | BackEnd::Qnn | BackEnd::Iree | BackEnd::Torq) | None => {
+                        "all operations on the NPU".into()
+                    }
                 },
                 actual: question.precision.name.clone(),
                 why: None,
@@ -254,7 +256,7 @@ impl<'a> Subject<'a> {
                     Some(BackEnd::Tflite) => {
                         vec![Remedy::new(Cost::Option, "float files may have them").option("--precision FP")]
                     }
-                    Some(BackEnd::Host | BackEnd::Qnn) | None => Vec::new(),
+                    Some(BackEnd::Host | BackEnd::Qnn | BackEnd::Iree | BackEnd::Torq) | None => Vec::new(),
                 },
                 places: vec![Place::value(graph, at)],
             })
@@ -273,7 +275,7 @@ impl<'a> Subject<'a> {
             let graph = match target.back_end {
                 Some(BackEnd::Tflite) if self.built => tflite::contract(&graph)?,
                 Some(BackEnd::Qnn) if self.built => qnn::contract(&graph)?,
-                Some(BackEnd::Host | BackEnd::Tflite | BackEnd::Qnn) | None => graph,
+                Some(BackEnd::Host | BackEnd::Tflite | BackEnd::Qnn | BackEnd::Iree | BackEnd::Torq) | None => graph,
             };
             pass::run(graph, &passes, |_, _, _| {})
         };

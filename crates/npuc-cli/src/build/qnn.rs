@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use npuc::back::BackEnd;
 use npuc::back::qnn::{Activations, Exported, export, forecast_bytes};
-use npuc::bundle::write::{Contents, Written, write_prepared};
+use npuc::bundle::write::{Contents, Made, Written, write_prepared};
 use npuc::bundle::{CalibrationRecord, ContextRecord};
 use npuc::fit::Request;
 use npuc::front::{Checkpoint, non_finite};
@@ -163,7 +163,7 @@ fn write(
         let mut start = || start_qnn(Some(&log_path(args)));
         let making = contexts::Making { soc, forecast_bytes, twins: args.twins, start: &mut start, say: &mut say };
         made = contexts::make(folder, manifest, making)?;
-        Ok(made.iter().map(|made| made.record.clone()).collect())
+        Ok(Made { contexts: made.iter().map(|made| made.record.clone()).collect(), ..Made::default() })
     })?;
     Ok((written, made))
 }

@@ -16,6 +16,7 @@ use rayon::ThreadPool;
 
 use super::host::{HostStep, Observer};
 use super::litert::{LiteRt, Model};
+use super::module::Module;
 use super::qnn::{Context, Qnn};
 
 /// What computes a segment.
@@ -26,6 +27,8 @@ pub enum Segment {
     LiteRt(Model, Rc<RefCell<LiteRt>>),
     /// A graph of a context in Qualcomm's emulation, by its place there.
     Qnn(Rc<Context>, usize, Rc<RefCell<Qnn>>),
+    /// A module that IREE or Torq compiled.
+    Module(Box<Module>),
 }
 
 impl Segment {
@@ -43,7 +46,7 @@ impl Segment {
     pub fn observed(self, observer: Observer) -> Segment {
         match self {
             Segment::Host(step) => Segment::Host(Box::new(step.observed(observer))),
-            other @ (Segment::LiteRt(..) | Segment::Qnn(..)) => other,
+            other @ (Segment::LiteRt(..) | Segment::Qnn(..) | Segment::Module(_)) => other,
         }
     }
 
@@ -54,6 +57,9 @@ impl Segment {
             Segment::LiteRt(model, _) => model.inputs.iter().map(|port| (port.name.clone(), port.elements())).collect(),
             Segment::Qnn(context, graph, _) => {
                 context.graphs[*graph].inputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
+            }
+            Segment::Module(module) => {
+                module.spec().inputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
             }
         }
     }
@@ -67,6 +73,9 @@ impl Segment {
             }
             Segment::Qnn(context, graph, _) => {
                 context.graphs[*graph].outputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
+            }
+            Segment::Module(module) => {
+                module.spec().outputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
             }
         }
     }
@@ -223,7 +232,7 @@ impl Chain {
     pub(crate) fn saturated(&self) -> Vec<(String, u64)> {
         let of = |link: &Link| match &link.segment {
             Segment::Host(step) => step.saturated(),
-            Segment::LiteRt(..) | Segment::Qnn(..) => Vec::new(),
+            Segment::LiteRt(..) | Segment::Qnn(..) | Segment::Module(_) => Vec::new(),
         };
         self.links.iter().flat_map(of).collect()
     }
@@ -233,7 +242,7 @@ impl Chain {
         for link in &mut self.links {
             match &mut link.segment {
                 Segment::Host(step) => step.spare_memory(),
-                Segment::LiteRt(..) | Segment::Qnn(..) => {}
+                Segment::LiteRt(..) | Segment::Qnn(..) | Segment::Module(_) => {}
             }
         }
     }
@@ -268,6 +277,12 @@ impl Chain {
                 Segment::LiteRt(model, litert) => {
                     let results = litert.borrow_mut().run(model, &flat(inputs, &given, slots))?;
                     outputs.iter().zip(results).for_each(|(&slot, result)| slots[slot] = result);
+                }
+                Segment::Module(module) => {
+                    module.run(&flat(inputs, &given, slots))?;
+                    for (port, &slot) in outputs.iter().enumerate() {
+                        slots[slot].copy_from_slice(module.output(port));
+                    }
                 }
                 Segment::Qnn(context, graph, qnn) => {
                     let results = qnn.borrow_mut().run(context, *graph, &flat(inputs, &given, slots))?;

@@ -2,6 +2,7 @@
 //!
 //! `docs/fidelity.md` defines every figure with its formula; the code here is that page.
 
+mod board;
 mod emulated;
 mod figures;
 mod gate;
@@ -12,6 +13,7 @@ mod text;
 mod trace;
 mod windows;
 
+pub use board::{BoardFigures, compare_board, write_golden};
 pub use emulated::emulated;
 pub use figures::{Fidelity, best_id};
 pub use gate::Gate;

@@ -128,8 +128,9 @@ impl Job<'_> {
         let sources: Vec<String> = checkpoint.tensors.values().map(stamp).collect();
         let text = self.corpus.map_or("none", |corpus| corpus.sha256.as_str());
         let (path, quality, scale) = (checkpoint.path.display(), self.quality, self.scale);
+        let scales = self.plan.scales;
         let lists = [formats.join("\n"), sources.join("\n"), format!("{:?}", self.folds)].join("\n");
-        format!("{} {path} {quality:?} {text} {scale}\n{lists}\n", env!("CARGO_PKG_VERSION"))
+        format!("{} {path} {quality:?} {text} {scale} {scales:?}\n{lists}\n", env!("CARGO_PKG_VERSION"))
     }
 }
 
@@ -222,7 +223,8 @@ impl Run<'_> {
             tensor.map(|tensor| Piece { name: planned.name.clone(), tensor, to: planned.to })
         };
         let pieces: Vec<Piece> = planned.iter().filter_map(piece).collect();
-        let stored = self.pool.install(|| self.work.store(number, &pieces, self.job.quality.search()))?;
+        let stored =
+            self.pool.install(|| self.work.store(number, &pieces, self.job.quality.search(), self.job.plan.scales))?;
         sources.values().for_each(|tensor| tensor.release(0..tensor.byte_len()));
         Ok(stored)
     }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use npuc::bundle::staging::{Lock, stream_file, write_file};
-use npuc::quant::stream::{self, Fault};
+use npuc::quant::stream::{self, Fault, Scales};
 use npuc::tensor::{Shape, SourceFile, byte_len};
 use npuc::{Code, DType, Diagnostic, Result, Tensor};
 use npuc_kernels::quantize::Search;
@@ -110,7 +110,13 @@ impl Work {
     /// Writes a stage and opens it: the file is there when all of it is.
     ///
     /// Errors: those of [`stream::write`], a folder that cannot be written.
-    pub(super) fn store(&self, stage: usize, pieces: &[Piece], search: Search) -> Result<BTreeMap<String, Tensor>> {
+    pub(super) fn store(
+        &self,
+        stage: usize,
+        pieces: &[Piece],
+        search: Search,
+        scales: Scales,
+    ) -> Result<BTreeMap<String, Tensor>> {
         let bytes = |piece: &Piece| byte_len(piece.to, &piece.tensor.shape).unwrap_or(usize::MAX) as u64;
         let mut offset = 0;
         let record = |piece: &Piece| {
@@ -128,7 +134,7 @@ impl Work {
         stream_file(&self.path(stage), total_bytes, |out| {
             out.write_all(&head).map_err(Fault::Output)?;
             for piece in pieces {
-                stream::write(&piece.name, &piece.tensor, piece.to, search, out)?;
+                stream::write(&piece.name, &piece.tensor, piece.to, search, scales, out)?;
                 let padding = bytes(piece).next_multiple_of(ALIGNMENT) - bytes(piece);
                 out.write_all(&[0; ALIGNMENT as usize][..padding as usize]).map_err(Fault::Output)?;
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use npuc::quant::hessian::Hessian;
 use npuc::quant::solve::Matrix;
-use npuc::quant::stream::{self, Fault};
+use npuc::quant::stream::{self, Fault, Scales};
 use npuc::{Code, DType, Diagnostic, Result, Tensor};
 use npuc_kernels::dequant::dequantize_row;
 use npuc_kernels::quantize::{Search, quantize_row, saturates};
@@ -101,7 +101,7 @@ fn differences(rows: &[f32], cols: usize, format: DType) -> Vec<f32> {
 /// Errors: numbers that the format cannot hold.
 pub(super) fn rounded(name: &str, tensor: &Tensor, format: DType) -> Result<Tensor> {
     let mut bytes = Vec::new();
-    stream::write(name, tensor, format, Search::Error, &mut bytes).map_err(|fault| match fault {
+    stream::write(name, tensor, format, Search::Error, Scales::F16, &mut bytes).map_err(|fault| match fault {
         Fault::Weight(error) => error,
         Fault::Output(e) => Diagnostic::error(Code::Unwritable, format!("cannot keep a weight: {e}")).into(),
     })?;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use npuc::{Code, Diagnostic, Result};
 
+use super::Installed;
 use super::child::{Call, Ended, remove, unwritable};
-use super::{Installed, Tool};
 use crate::vendor_log;
 
 /// How long a compilation may take unless the caller says otherwise.
@@ -18,55 +18,6 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(3600);
 
 /// How often a compilation that goes on is told of.
 const TELL: Duration = Duration::from_secs(30);
-
-/// What a module is compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModuleTarget {
-    /// This machine's CPU.
-    IreeCpu,
-    /// The Vulkan driver of [`Tool::Vulkan`].
-    IreeVulkanLlvmpipe,
-    /// Arm's Mali GPUs of the fourth Valhall generation.
-    MaliValhall,
-    /// Synaptics' SL2610.
-    TorqSl2610,
-}
-
-impl ModuleTarget {
-    /// Every target.
-    pub const ALL: &'static [ModuleTarget] =
-        &[ModuleTarget::IreeCpu, ModuleTarget::IreeVulkanLlvmpipe, ModuleTarget::MaliValhall, ModuleTarget::TorqSl2610];
-
-    /// The tool that compiles for it.
-    pub const fn tool(self) -> Tool {
-        match self {
-            ModuleTarget::IreeCpu | ModuleTarget::IreeVulkanLlvmpipe | ModuleTarget::MaliValhall => Tool::Iree,
-            ModuleTarget::TorqSl2610 => Tool::Torq,
-        }
-    }
-
-    /// The flags that every compilation for it has.
-    pub const fn flags(self) -> &'static [&'static str] {
-        match self {
-            ModuleTarget::IreeCpu => &[
-                "--iree-input-type=stablehlo",
-                "--iree-hal-target-device=local",
-                "--iree-hal-local-target-device-backends=llvm-cpu",
-                "--iree-llvmcpu-target-cpu=host",
-            ],
-            ModuleTarget::IreeVulkanLlvmpipe => {
-                &["--iree-input-type=stablehlo", "--iree-hal-target-device=vulkan", "--iree-vulkan-target=llvmpipe"]
-            }
-            ModuleTarget::MaliValhall => {
-                &["--iree-input-type=stablehlo", "--iree-hal-target-device=vulkan", "--iree-vulkan-target=valhall4"]
-            }
-            // With `stablehlo` alone, matrices are multiplied off the slices.
-            ModuleTarget::TorqSl2610 => {
-                &["--iree-input-type=stablehlo-torq", "--iree-hal-target-device=torq", "--torq-hw=SL2610"]
-            }
-        }
-    }
-}
 
 /// What a compilation took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,36 +31,44 @@ pub struct Compiled {
     pub vmfb_bytes: u64,
 }
 
-/// Compiles the text of a module at `mlir` into `vmfb` with the target's flags and then `flags`, in a process of its own that is
-/// killed after `limit`. What the compiler says is in `log`. `say` is told of the beginning and, every half minute, of the
+/// One compilation.
+#[derive(Clone, Copy, Debug)]
+pub struct Compilation<'a> {
+    /// The tool whose compiler it is.
+    pub tool: &'a Installed,
+    /// The compiler's flags, those that name the target among them.
+    pub flags: &'a [String],
+    /// The text of the module.
+    pub mlir: &'a Path,
+    /// The compiled module.
+    pub vmfb: &'a Path,
+    /// What the compiler says.
+    pub log: &'a Path,
+    /// How long it may take.
+    pub limit: Duration,
+}
+
+/// Compiles a module in a process of its own that is killed after the limit. `say` is told of the beginning and, every half minute, of the
 /// progress.
 ///
 /// # Errors
 /// A refusal whose reasons npuc knows is [`Code::VendorRefusal`] with the reasons; a crash, a hang and an answer that npuc does
-/// not know are [`Code::ToolFailed`] with the end of the log; [`Code::MissingTool`] if `tool` is another than the target's or
+/// not know are [`Code::ToolFailed`] with the end of the log; [`Code::MissingTool`] if the tool has no compiler or is
 /// not whole; [`Code::Unwritable`] for files that cannot be written. No module is left then, not even an earlier one.
-pub fn compile(
-    tool: &Installed,
-    target: ModuleTarget,
-    flags: &[String],
-    mlir: &Path,
-    vmfb: &Path,
-    log: &Path,
-    limit: Duration,
-    say: &mut dyn FnMut(&str),
-) -> Result<Compiled> {
-    let compiler = tool.compiler().filter(|program| tool.tool == target.tool() && program.is_file());
+pub fn compile(compilation: &Compilation<'_>, say: &mut dyn FnMut(&str)) -> Result<Compiled> {
+    let Compilation { tool, flags, mlir, vmfb, log, limit } = *compilation;
+    let compiler = tool.compiler().filter(|program| program.is_file());
     let compiler = compiler.ok_or_else(|| {
         Diagnostic::error(Code::MissingTool, "the tool that compiles for the target is not there")
-            .subject(target.tool().name())
-            .help(format!("run `npuc toolchain install {}`", target.tool().name()))
+            .subject(tool.tool.name())
+            .help(format!("run `npuc toolchain install {}`", tool.tool.name()))
     })?;
     let partial = partial(vmfb);
     for old in [vmfb, &partial] {
         remove(old)?;
     }
     let mut command = Command::new(&compiler);
-    command.args(target.flags()).args(flags).arg(mlir).arg("-o").arg(&partial);
+    command.args(flags).arg(mlir).arg("-o").arg(&partial);
     let name = compiler.file_name().unwrap_or_default().to_string_lossy();
     let subject = mlir.display().to_string();
     let call = Call { name: &name, subject: &subject, log, limit };

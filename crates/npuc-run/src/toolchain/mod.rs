@@ -49,6 +49,17 @@ impl Tool {
         }
     }
 
+    /// The tool and its version, as manifests name it.
+    pub const fn version(self) -> &'static str {
+        match self {
+            Tool::LiteRt => "litert 2.3.0",
+            Tool::Qnn => "qnn 2.51",
+            Tool::Iree => "iree 3.13.0",
+            Tool::Torq => "torq 2.3.0",
+            Tool::Vulkan => "lavapipe 22.3",
+        }
+    }
+
     /// One line for people.
     pub const fn summary(self) -> &'static str {
         match self {

@@ -62,8 +62,18 @@ fn subject(finding: &Finding, places: &[Place]) -> Option<String> {
     Some(format!("{}{more}", shown.join(", ")))
 }
 
-/// The last lines of a log that are not blank.
+/// The lines of a log that say most, cut to a readable length: the first with an error where a compiler prints what it works on
+/// behind each, otherwise the last that are not blank.
 pub fn last_lines(log: &str) -> Vec<&str> {
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(LOG_LINES)..].to_vec()
+    let errors: Vec<&str> = lines.iter().copied().filter(|line| line.contains(": error: ")).take(LOG_LINES).collect();
+    let told = match errors.is_empty() || lines.len() <= LOG_LINES {
+        true => &lines[lines.len().saturating_sub(LOG_LINES)..],
+        false => &errors[..],
+    };
+    let cut = |line: &&str| line.char_indices().nth(LINE_CHARS).map_or(line.len(), |(end, _)| end);
+    told.iter().map(|line| &line[..cut(line)]).collect()
 }
+
+/// How much of a line is shown: compilers print whole programs into one.
+const LINE_CHARS: usize = 400;

@@ -69,7 +69,8 @@ fn compilers_that_go_wrong() {
         let [mlir, vmfb, log] = ["m.mlir", "m.vmfb", "m.log"].map(|name| folder.path().join(name));
         fs::write(&vmfb, "of an earlier run").unwrap();
         let limit = Duration::from_millis(limit_ms);
-        let result = compile(&tool, ModuleTarget::TorqSl2610, &[], &mlir, &vmfb, &log, limit, &mut |_| ());
+        let result =
+            compile(&Compilation { tool: &tool, flags: &[], mlir: &mlir, vmfb: &vmfb, log: &log, limit }, &mut |_| ());
         let error = result.expect_err(script);
         let fault = &error.diagnostics()[0];
         assert_eq!((fault.code, error.exit_status()), (code, status), "{script}: {error}");
@@ -81,7 +82,7 @@ fn compilers_that_go_wrong() {
     }
 }
 
-/// The flags of the target come before the caller's, and a good module is whole.
+/// The flags come first, and a good module is whole.
 #[test]
 fn a_compiler_that_goes_well() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,13 +92,12 @@ fn a_compiler_that_goes_well() {
     let [mlir, vmfb, log] = ["-m.mlir", "m.vmfb", "m.log"].map(|name| folder.path().join(name));
     let mut said = Vec::new();
     let flags = ["--iree-opt-level=O2".to_owned()];
-    let target = ModuleTarget::MaliValhall;
-    let made = compile(&tool, target, &flags, &mlir, &vmfb, &log, LIMIT, &mut |line| said.push(line.to_owned()));
+    let compilation = Compilation { tool: &tool, flags: &flags, mlir: &mlir, vmfb: &vmfb, log: &log, limit: LIMIT };
+    let made = compile(&compilation, &mut |line| said.push(line.to_owned()));
     assert_eq!((made.unwrap().vmfb_bytes, fs::read_to_string(&vmfb).unwrap().as_str()), (7, "module\n"));
     assert_eq!(said, [format!("iree-compile {}", mlir.display())]);
-    let expected: Vec<String> = target.flags().iter().map(|flag| (*flag).to_owned()).chain(flags).collect();
     let given = fs::read_to_string(arguments).unwrap();
-    assert_eq!(given.lines().take(expected.len()).collect::<Vec<_>>(), expected);
+    assert_eq!(given.lines().take(flags.len()).collect::<Vec<_>>(), flags);
 }
 
 #[test]
@@ -106,12 +106,15 @@ fn tools_that_are_not_there() {
     let empty = |tool| Installed { tool, folders: vec![folder.path().to_path_buf(); 2], python: None };
     let [mlir, log] = ["m.mlir", "m.log"].map(|name| folder.path().join(name));
     let mut errors = Vec::new();
-    // Neither an empty folder nor another tool compiles.
-    for tool in [Tool::Torq, Tool::Iree] {
-        let tool = empty(tool);
+    // Neither an empty folder nor a tool without a compiler compiles.
+    for tool in [Tool::Torq, Tool::Iree, Tool::Vulkan] {
+        let (name, tool) = (tool.name(), empty(tool));
         let vmfb = folder.path().join("m.vmfb");
-        let result = compile(&tool, ModuleTarget::TorqSl2610, &[], &mlir, &vmfb, &log, LIMIT, &mut |_| ());
-        errors.push(("torq", result.map(drop).unwrap_err()));
+        let result = compile(
+            &Compilation { tool: &tool, flags: &[], mlir: &mlir, vmfb: &vmfb, log: &log, limit: LIMIT },
+            &mut |_| (),
+        );
+        errors.push((name, result.map(drop).unwrap_err()));
     }
     for (runner, tools, missing) in [
         (Runner::TorqSim, vec![empty(Tool::Torq)], "torq"),

@@ -14,7 +14,7 @@ use crate::front::gguf::{self, type_id};
 use crate::front::{Checkpoint, GgufVocab, ModelConfig, Source, weights};
 use crate::model::rope;
 use crate::quant::plan::{Plan, Planned};
-use crate::quant::stream::{self, Fault};
+use crate::quant::stream::{self, Fault, Scales};
 use crate::tensor::{DType, Shape, SourceFile, Tensor, byte_len};
 
 mod metadata;
@@ -121,7 +121,14 @@ impl Layout {
             out.write_all(&self.header).map_err(Fault::Output)?;
             let mut done = self.header.len() as u64;
             for entry in &self.tensors {
-                stream::write(&entry.canonical, &entry.in_order().map_err(Fault::Weight)?, entry.to, search, out)?;
+                stream::write(
+                    &entry.canonical,
+                    &entry.in_order().map_err(Fault::Weight)?,
+                    entry.to,
+                    search,
+                    Scales::F16,
+                    out,
+                )?;
                 entry.tensor.release(0..entry.tensor.byte_len());
                 let bytes = byte_len(entry.to, &entry.shape).unwrap_or(0) as u64;
                 let padding = bytes.next_multiple_of(ALIGNMENT) - bytes;

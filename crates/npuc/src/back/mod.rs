@@ -12,6 +12,7 @@ pub mod host;
 pub mod qnn;
 mod rotary;
 pub mod shell;
+pub mod stablehlo;
 pub mod tflite;
 
 pub use chunk::Chunk;
@@ -29,6 +30,10 @@ pub enum BackEnd {
     Tflite,
     /// Descriptions of graphs for Qualcomm's QNN libraries, which make context binaries of them.
     Qnn,
+    /// StableHLO modules for IREE.
+    Iree,
+    /// StableHLO modules for Synaptics' Torq compiler.
+    Torq,
 }
 
 impl BackEnd {
@@ -38,6 +43,8 @@ impl BackEnd {
             BackEnd::Host => "host",
             BackEnd::Tflite => "tflite",
             BackEnd::Qnn => "qnn",
+            BackEnd::Iree => "iree",
+            BackEnd::Torq => "torq",
         }
     }
 
@@ -47,6 +54,7 @@ impl BackEnd {
             BackEnd::Host => Op::NAMES.contains(&op),
             BackEnd::Tflite => tflite::emits(op),
             BackEnd::Qnn => qnn::emits(op),
+            BackEnd::Iree | BackEnd::Torq => stablehlo::emits(op),
         }
     }
 }
@@ -58,6 +66,8 @@ pub enum EmittedFile {
     Tflite(TfliteFile),
     /// A description over the bundle's weights.
     Qnn(qnn::Description),
+    /// A module of StableHLO.
+    Module(stablehlo::Module),
 }
 
 /// A graph as it goes into a bundle.
@@ -74,11 +84,19 @@ pub struct Emitted {
 }
 
 impl Emitted {
+    /// The path and the module, if the graph has that form.
+    pub fn module(&self) -> Option<(&str, &stablehlo::Module)> {
+        match &self.file {
+            Some((path, EmittedFile::Module(module))) => Some((path, module)),
+            Some((_, EmittedFile::Tflite(_) | EmittedFile::Qnn(_))) | None => None,
+        }
+    }
+
     /// The TFLite file, if the graph has that form.
     pub fn tflite(&self) -> Option<&TfliteFile> {
         match &self.file {
             Some((_, EmittedFile::Tflite(file))) => Some(file),
-            Some((_, EmittedFile::Qnn(_))) | None => None,
+            Some((_, EmittedFile::Qnn(_) | EmittedFile::Module(_))) | None => None,
         }
     }
 }

@@ -29,7 +29,7 @@ pub mod write;
 pub use whole::{SCALES, held_as};
 
 /// The version of the manifest this program reads and writes.
-pub const SCHEMA: u32 = 4;
+pub const SCHEMA: u32 = 5;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// The weights' file name.
@@ -89,6 +89,9 @@ pub struct Manifest {
     /// The context binaries of Qualcomm's chips, in the order of the execution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contexts: Vec<ContextRecord>,
+    /// What IREE's or Torq's compiler made of the graphs, in their order; empty if it was not called.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub modules: Vec<ModuleRecord>,
     /// Every other file of the bundle.
     pub files: Vec<FileRecord>,
 }
@@ -198,6 +201,24 @@ pub struct GraphMemory {
     pub const_bytes: u64,
     /// Ports.
     pub io_bytes: u64,
+}
+
+/// A compiled module: one graph of the bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModuleRecord {
+    /// Its path inside the bundle.
+    pub file: String,
+    /// The text that it was compiled from.
+    pub source: String,
+    /// The function that computes a step.
+    pub function: String,
+    /// The compiler and its version.
+    pub compiler: String,
+    /// The compiler's flags.
+    pub flags: Vec<String>,
+    /// Its size.
+    pub bytes: u64,
 }
 
 /// A weight. Weights of equal content share their bytes.

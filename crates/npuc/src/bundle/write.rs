@@ -9,9 +9,10 @@ use sha2::{Digest, Sha256};
 use super::staging::Staging;
 use super::{
     CHAT_TEMPLATE, CalibrationRecord, ContextRecord, DIGEST_END, DIGEST_START, EMBEDDING_TABLE, FileRecord,
-    GraphRecord, MANIFEST, Manifest, RecipeRecord, SCALES, SCHEMA, TOKENIZER, TextRecord, WEIGHTS, WeightRecord,
-    digest, hex,
+    GraphRecord, MANIFEST, Manifest, ModuleRecord, RecipeRecord, SCALES, SCHEMA, TOKENIZER, TextRecord, WEIGHTS,
+    WeightRecord, digest, hex,
 };
+use crate::back::stablehlo::Parameters;
 use crate::back::tflite::{StoredForm, TfliteFile, write_f32};
 use crate::back::{BackEnd, Emitted, EmittedFile};
 use crate::diag::Result;
@@ -94,6 +95,8 @@ pub enum ExtraContent {
     Table(String, Tensor),
     /// A table as int16 of that scale, row-major, for the target's runtime alone.
     Int16Table(Tensor, f32),
+    /// The parameters of modules; plain ones are the weights of their names too.
+    Parameters(Parameters),
 }
 
 impl ExtraContent {
@@ -102,7 +105,25 @@ impl ExtraContent {
             ExtraContent::Bytes(bytes) => bytes.len() as u64,
             ExtraContent::Table(_, tensor) => (tensor.shape.elements().unwrap_or(0) as u64).saturating_mul(4),
             ExtraContent::Int16Table(tensor, _) => (tensor.shape.elements().unwrap_or(0) as u64).saturating_mul(2),
+            ExtraContent::Parameters(parameters) => parameters.len_bytes(),
         }
+    }
+}
+
+/// What was made of a written bundle; every file lies in its folder.
+#[derive(Debug, Default)]
+pub struct Made {
+    /// Context binaries.
+    pub contexts: Vec<ContextRecord>,
+    /// Compiled modules.
+    pub modules: Vec<ModuleRecord>,
+    /// The paths of other files inside the bundle.
+    pub files: Vec<String>,
+}
+
+impl Made {
+    fn is_empty(&self) -> bool {
+        self.contexts.is_empty() && self.modules.is_empty() && self.files.is_empty()
     }
 }
 
@@ -129,11 +150,11 @@ pub fn write(
     contents: Contents<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Written> {
-    write_prepared(dir, checkpoint, contents, progress, |_, _| Ok(Vec::new()))
+    write_prepared(dir, checkpoint, contents, progress, |_, _| Ok(Made::default()))
 }
 
-/// The same with context binaries that `prepare` makes out of the written bundle: it is given the folder, which opens as a
-/// bundle, and its manifest, writes each file into the folder and tells what it is.
+/// The same with files that `prepare` makes out of the written bundle: it is given the folder, which opens as a bundle, and its
+/// manifest, writes each file into the folder and tells what it is.
 ///
 /// Errors: as [`write()`], and those of `prepare`.
 pub fn write_prepared(
@@ -141,7 +162,7 @@ pub fn write_prepared(
     checkpoint: &Checkpoint,
     contents: Contents<'_>,
     progress: &mut dyn FnMut(u64, u64),
-    prepare: impl FnOnce(&Path, &Manifest) -> Result<Vec<ContextRecord>>,
+    prepare: impl FnOnce(&Path, &Manifest) -> Result<Made>,
 ) -> Result<Written> {
     let (weights_bytes, emitted_bytes) = (contents.weights_bytes(), contents.emitted_bytes());
     let total = weights_bytes + emitted_bytes;
@@ -158,7 +179,7 @@ pub fn write_prepared(
     let mut stored: BTreeMap<String, WeightRecord> = BTreeMap::new();
     let records = write_graphs(&staging, contents.graphs, &mut files, &mut stored, &mut tell)?;
     for ExtraFile { path, content } in contents.files {
-        files.push(write_extra(&staging, path, content, &mut stored)?);
+        files.push(write_extra(&staging, path, content, &mut stored, &mut tell)?);
     }
     let stored_bytes = emitted_bytes + write_stored(&staging, &contents.weights, &mut files, &mut stored, &mut tell)?;
     for (name, bytes) in texts {
@@ -184,14 +205,16 @@ pub fn write_prepared(
         weights: stored.into_values().collect(),
         text: contents.text,
         contexts: Vec::new(),
+        modules: Vec::new(),
         files,
     };
     let mut manifest_file = staging.write(MANIFEST, &manifest_text(&manifest))?;
-    manifest.contexts = prepare(staging.path(), &manifest)?;
-    if !manifest.contexts.is_empty() {
-        let files =
-            manifest.contexts.iter().map(|context| staging.record(&context.file)).collect::<Result<Vec<_>>>()?;
-        manifest.files.extend(files);
+    let made = prepare(staging.path(), &manifest)?;
+    if !made.is_empty() {
+        let contexts = made.contexts.iter().map(|context| &context.file);
+        let paths = contexts.chain(made.modules.iter().map(|module| &module.file)).chain(&made.files);
+        manifest.files.extend(paths.map(|path| staging.record(path)).collect::<Result<Vec<_>>>()?);
+        (manifest.contexts, manifest.modules) = (made.contexts, made.modules);
         manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
         manifest_file = staging.write(MANIFEST, &manifest_text(&manifest))?;
     }
@@ -229,6 +252,7 @@ fn write_graphs(
                     progress(file.len_bytes());
                 }
                 EmittedFile::Qnn(description) => files.push(staging.write(&path, description.to_text().as_bytes())?),
+                EmittedFile::Module(module) => files.push(staging.stream(&path, |out| module.write(out))?),
             }
             emitted = Some(path);
         }
@@ -260,11 +284,26 @@ fn write_extra(
     path: String,
     content: ExtraContent,
     stored: &mut BTreeMap<String, WeightRecord>,
+    progress: &mut dyn FnMut(u64),
 ) -> Result<FileRecord> {
     match content {
         ExtraContent::Bytes(bytes) => staging.write(&path, &bytes),
         ExtraContent::Int16Table(tensor, scale) => {
             staging.stream(&path, |out| quant::write_rows(&tensor, quant::WeightFormat::Int16, &[scale], out))
+        }
+        ExtraContent::Parameters(parameters) => {
+            let file = staging.stream(&path, |out| parameters.write(out, progress))?;
+            for entry in &parameters.entries {
+                let constant = &entry.constant;
+                let Some(tensor) = constant.weight() else { continue };
+                let (dtype, shape) = (tensor.name().into(), constant.shape.clone());
+                let (name, file, bytes) = (constant.name.clone(), path.clone(), constant.len_bytes());
+                stored.insert(
+                    name.clone(),
+                    WeightRecord { name, dtype, shape, file, offset: entry.offset, bytes, scales: None },
+                );
+            }
+            Ok(file)
         }
         ExtraContent::Table(name, tensor) => {
             let file = staging.stream(&path, |out| write_f32(&tensor, out))?;

@@ -11,9 +11,10 @@ use super::{Operand, Step, ops};
 use crate::ir::ValueId;
 use crate::tensor::Tensor;
 
-use half::f16;
+use half::{bf16, f16};
 use product::Product;
 
+mod blocks;
 mod prepare;
 mod product;
 
@@ -55,6 +56,8 @@ struct Rule {
     value: Option<ValueId>,
     form: Option<Form>,
     product: Option<Product>,
+    /// The place of a matrix in blocks that bf16 numbers are multiplied with.
+    blocks: Option<usize>,
     twins: Vec<Twin>,
 }
 
@@ -65,6 +68,8 @@ enum Form {
     Half,
     /// Half precision that has no infinity: the mask.
     FiniteHalf,
+    /// The upper half of a binary32.
+    Brain,
 }
 
 /// A float value's numbers for those who read it in whole numbers.
@@ -90,6 +95,14 @@ impl Form {
             Form::Whole(grid) => integer::round(numbers, grid),
             Form::Half => to_half(numbers, f32::INFINITY),
             Form::FiniteHalf => to_half(numbers, f16::MAX.to_f32()),
+            Form::Brain => {
+                let mut cut = 0;
+                for x in numbers {
+                    *x = bf16::from_f32(*x).to_f32();
+                    cut += u64::from(!x.is_finite());
+                }
+                cut
+            }
         }
     }
 }
@@ -124,11 +137,15 @@ impl Integer {
         stored: &[Tensor],
         out: &mut [f32],
     ) {
-        let Rule { value, form, product, .. } = &self.rules[number];
+        let Rule { value, form, product, blocks, .. } = &self.rules[number];
         let value = *value;
-        let cut = match product {
-            Some(product) => product.compute(step, read, &self.matrices, out),
-            None => {
+        let cut = match (product, blocks) {
+            (Some(product), _) => product.compute(step, read, &self.matrices, out),
+            (None, Some(stored_at)) => {
+                let bias = step.args.get(2).map(&read);
+                blocks::project(read(&step.args[0]), &stored[*stored_at], bias, out)
+            }
+            (None, None) => {
                 ops::compute(step, read, stored, out);
                 form.map_or(0, |form| form.round(out))
             }

@@ -76,6 +76,8 @@ pub enum Real {
     F32,
     /// Results of operations are rounded to f16.
     F16,
+    /// Results of operations are rounded to bf16.
+    Bf16,
 }
 
 /// How every value of one graph is computed and stored.
@@ -97,6 +99,18 @@ pub struct Encodings {
 }
 
 impl Encodings {
+    /// Those of a graph whose every value is a real number of that kind.
+    pub fn reals(graph: &Graph, real: Real) -> Encodings {
+        let count = graph.values.len();
+        Encodings {
+            encodings: vec![None; count],
+            float: vec![true; count],
+            masked: masked(graph),
+            real,
+            matrices: None,
+        }
+    }
+
     /// The encoding of a value that is there in whole numbers.
     pub fn get(&self, value: ValueId) -> Option<Encoding> {
         self.encodings.get(value.index()).copied().flatten()

@@ -9,6 +9,7 @@ use crate::tensor::{DType, Shape, byte_len};
 
 use super::fold::{Fold, Folds};
 use super::recipe::{Activation, Kv, Recipe, Residual};
+use super::stream::Scales;
 
 /// Where quantised weights go, which decides what formats there may be.
 #[derive(Clone, Debug)]
@@ -17,6 +18,14 @@ pub enum Destination {
     Target(Target),
     /// A GGUF file.
     Gguf,
+}
+
+/// What the scales of blocks are there.
+fn scales(destination: &Destination) -> Scales {
+    match destination {
+        Destination::Target(target) if target.back_end == Some(BackEnd::Torq) => Scales::PositiveBf16,
+        Destination::Target(_) | Destination::Gguf => Scales::F16,
+    }
 }
 
 /// The weights of a quantised model.
@@ -28,6 +37,8 @@ pub struct Plan {
     pub weights: Vec<Planned>,
     /// What was replaced, and the bytes that a copy of the head costs.
     pub notes: Vec<Diagnostic>,
+    /// What the scales of blocks are.
+    pub scales: Scales,
 }
 
 /// A weight and what becomes of it.
@@ -72,7 +83,8 @@ impl Plan {
         recipe.check_names(&checkpoint.config)?;
         let activation = activation(recipe, destination)?;
         let mut specs = model::weight_specs(folds.config());
-        let mut plan = Plan { config: folds.config().clone(), weights: Vec::new(), notes: Vec::new() };
+        let (config, scales) = (folds.config().clone(), scales(destination));
+        let mut plan = Plan { config, weights: Vec::new(), notes: Vec::new(), scales };
         if let Some(head) = untied_head(recipe, &specs, checkpoint).filter(|_| folds.config().tied()) {
             plan.config = plan.config.with_tied(false);
             specs.push(head);

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use half::f16;
 use npuc_kernels::dequant::dequantize_row;
-use npuc_kernels::quantize::{Search, largest_magnitude, quantize_row, saturates};
+use npuc_kernels::quantize::{Search, largest_magnitude, positive_bf16_scales, quantize_row, saturates};
 use rayon::prelude::*;
 
 use crate::diag::{Code, Diagnostic, Error, Result};
@@ -12,6 +12,16 @@ use crate::tensor::{DType, Tensor};
 
 /// Elements that are quantised at a time: enough that threads seldom wait for each other.
 const BATCH_ELEMENTS: usize = 1 << 22;
+
+/// What the scales of blocks of 32 are, whatever they are stored as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scales {
+    /// f16, as GGUF has them.
+    #[default]
+    F16,
+    /// Positive f16 numbers that are bf16 numbers too, for NPUs that multiply with such.
+    PositiveBf16,
+}
 
 /// What goes wrong while a weight is written: the weight itself, or the place that it is written to.
 #[derive(Debug)]
@@ -33,10 +43,17 @@ fn batch_rows(cols: usize) -> usize {
 }
 
 /// Writes a weight in the format `to`, rounding to the nearest with scales chosen by `search`. What is stored so already
-/// stays bit for bit. Pages of the mapped file are given back once they are read.
+/// stays bit for bit, but for scales that become positive bf16 numbers. Pages of the mapped file are given back once they are read.
 ///
 /// Errors: [`Code::NonFiniteWeights`] for NaN and infinity, [`Code::BadRange`] for numbers that the format cannot hold.
-pub fn write(name: &str, tensor: &Tensor, to: DType, search: Search, out: &mut dyn Write) -> Result<(), Fault> {
+pub fn write(
+    name: &str,
+    tensor: &Tensor,
+    to: DType,
+    search: Search,
+    scales: Scales,
+    out: &mut dyn Write,
+) -> Result<(), Fault> {
     let cols = tensor.shape.last().copied().unwrap_or(1);
     let bytes = tensor.bytes();
     let (Some(row_bytes), Some(out_bytes)) = (tensor.dtype.row_bytes(cols), to.row_bytes(cols)) else {
@@ -51,7 +68,22 @@ pub fn write(name: &str, tensor: &Tensor, to: DType, search: Search, out: &mut d
             rows.map_init(|| vec![0.0f32; cols], |row, stored| finite(name, tensor.dtype, stored, row))
                 .collect::<Result<()>>()
                 .map_err(Fault::Weight)?;
-            out.write_all(stored).map_err(Fault::Output)?;
+            match scales {
+                Scales::F16 => out.write_all(stored).map_err(Fault::Output)?,
+                Scales::PositiveBf16 => {
+                    batch.clear();
+                    batch.extend_from_slice(stored);
+                    let rows = batch.par_chunks_exact_mut(row_bytes);
+                    rows.for_each_init(
+                        || vec![0.0f32; cols],
+                        |row, stored| {
+                            dequantize_row(to, stored, row);
+                            positive_bf16_scales(to, row, stored);
+                        },
+                    );
+                    out.write_all(&batch).map_err(Fault::Output)?;
+                }
+            }
         } else {
             batch.resize(stored.len() / row_bytes * out_bytes, 0);
             let rows = stored.par_chunks_exact(row_bytes).zip(batch.par_chunks_exact_mut(out_bytes));
@@ -61,6 +93,9 @@ pub fn write(name: &str, tensor: &Tensor, to: DType, search: Search, out: &mut d
                     dequantize_row(tensor.dtype, stored, row);
                     checked(name, row, to)?;
                     quantize_row(to, row, None, search, out);
+                    if scales == Scales::PositiveBf16 {
+                        positive_bf16_scales(to, row, out);
+                    }
                     Ok(())
                 },
             );

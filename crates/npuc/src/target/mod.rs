@@ -102,6 +102,9 @@ pub struct Chip {
     /// Which operations go to the CPU unless the user says otherwise, as rules of [`crate::place`].
     #[serde(default, rename = "place")]
     pub places: Vec<PlaceDefault>,
+    /// Passes that the chip needs besides those that decompose what it lacks, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rewrites: Vec<Pass>,
     /// What is known and cannot be checked on a graph.
     #[serde(default, rename = "note")]
     pub notes: Vec<Statement>,
@@ -304,7 +307,7 @@ impl Chip {
         match self.back_end {
             Some(BackEnd::Host) | None => true,
             Some(BackEnd::Tflite) => precision.activation.is_float(),
-            Some(BackEnd::Qnn) => false,
+            Some(BackEnd::Qnn | BackEnd::Iree | BackEnd::Torq) => false,
         }
     }
 
@@ -319,7 +322,9 @@ impl Chip {
     pub fn port_bytes(&self, precision: &Precision) -> u64 {
         match self.back_end {
             Some(BackEnd::Tflite) if precision.activation.is_float() => 4,
-            Some(BackEnd::Tflite | BackEnd::Host | BackEnd::Qnn) | None => precision.activation_bytes(),
+            Some(BackEnd::Tflite | BackEnd::Host | BackEnd::Qnn | BackEnd::Iree | BackEnd::Torq) | None => {
+                precision.activation_bytes()
+            }
         }
     }
 
@@ -341,11 +346,12 @@ impl Chip {
             ("silu", Pass::DecomposeSilu),
         ];
         let decompose = plain.into_iter().filter(|(op, _)| lacks(op)).map(|(_, pass)| pass);
+        let own = self.rewrites.iter().copied();
         let mends = mends.iter().filter_map(|mend| match mend {
             Mend::Pass(pass) => Some(*pass),
             Mend::SplitHead(_) | Mend::Flag(_) | Mend::Place(_) => None,
         });
-        let (after, before): (Vec<Pass>, Vec<Pass>) = mends.partition(|pass| pass.follows_decomposition());
+        let (after, before): (Vec<Pass>, Vec<Pass>) = own.chain(mends).partition(|pass| pass.follows_decomposition());
         before.into_iter().chain(decompose).chain(after).chain([Pass::Simplify]).collect()
     }
 
@@ -421,6 +427,8 @@ shipped![
     "sm8850",
     "sl2610",
     "mali-valhall",
+    "iree-cpu",
+    "iree-vulkan",
 ];
 
 /// Every target that npuc brings along.

@@ -543,7 +543,7 @@ fn keeps_promises(chip: &Chip) -> bool {
 #[test]
 fn the_targets_brought_along() {
     let names: BTreeSet<&str> = all().iter().map(|target| target.name.as_str()).collect();
-    assert_eq!(names.len(), 12);
+    assert_eq!(names.len(), 14);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../targets");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let files: BTreeSet<String> = files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
@@ -563,5 +563,7 @@ fn the_targets_brought_along() {
         assert_eq!(serde_json::from_value::<Chip>(json).unwrap(), **target, "{}", target.name);
     }
     assert_eq!(host().buildable().len(), Op::NAMES.len());
-    assert_eq!(find("sl2610").unwrap().back_end().unwrap_err().diagnostics()[0].code, Code::NoBackEnd);
+    let mut checked = find("sl2610").unwrap();
+    std::sync::Arc::make_mut(&mut checked.0).back_end = None;
+    assert_eq!(checked.back_end().unwrap_err().diagnostics()[0].code, Code::NoBackEnd);
 }

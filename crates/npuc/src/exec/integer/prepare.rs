@@ -7,7 +7,7 @@ use npuc_kernels::integer::has_row_scale;
 
 use super::super::{Executor, Place, elements, has_step, to_f32};
 use super::product::{Matrix, Product};
-use super::{Entry, Form, Integer, Rule, Twin};
+use super::{Entry, Form, Integer, Rule, Twin, blocks};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::{Def, Graph, Op, ValueId};
 use crate::quant::{Encoding, Encodings, Real};
@@ -138,6 +138,7 @@ impl Maker<'_> {
             (false, encoding, _) => encoding.map(|encoding| Form::Whole(encoding.grid())),
             (true, _, Real::F16) if self.encodings.masked(id) => Some(Form::FiniteHalf),
             (true, _, Real::F16) => Some(Form::Half),
+            (true, _, Real::Bf16) => Some(Form::Brain),
             (true, _, Real::F32) => None,
         }
     }
@@ -193,7 +194,8 @@ impl Maker<'_> {
         }
         let product = if whole { self.product(op, args, value)? } else { None };
         let form = self.form(value);
-        Ok(Rule { value: Some(value), form, product, twins: self.twins_of(value) })
+        let blocks = self.blocks(op, step);
+        Ok(Rule { value: Some(value), form, product, blocks, twins: self.twins_of(value) })
     }
 
     /// A gain or another operand of plain arithmetic in the numbers that the step reads.
@@ -201,6 +203,7 @@ impl Maker<'_> {
         let form = match (whole, self.encodings.get(id), self.encodings.real()) {
             (true, Some(encoding), _) => Form::Whole(encoding.grid()),
             (false, _, Real::F16) => Form::Half,
+            (false, _, Real::Bf16) => Form::Brain,
             (true, None, _) | (false, _, Real::F32) => return Place::Const(constant),
         };
         if let Some(&buffer) = self.constants.get(&(constant, whole)) {
@@ -225,6 +228,16 @@ impl Maker<'_> {
         let place = self.executor.stored.len() - 1;
         self.halves.insert(index, place);
         place
+    }
+
+    /// The matrix in blocks of a projection of bf16 numbers, by its place among the stored.
+    fn blocks(&self, op: &Op, step: usize) -> Option<usize> {
+        match self.executor.steps[step].args.get(1).map(|arg| arg.place) {
+            Some(Place::Stored(at)) if op.is_projection() && self.encodings.real() == Real::Bf16 => {
+                Some(at).filter(|&at| blocks::has_form(self.executor.stored[at].dtype))
+            }
+            Some(_) | None => None,
+        }
     }
 
     /// The exact form of a projection or product of whole numbers; `None` where the weights are none.

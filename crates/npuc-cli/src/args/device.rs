@@ -1,0 +1,46 @@
+//! The flags that say what executes the step graphs; `run`, `verify` and `diff` share them.
+
+use clap::{Args, ValueEnum};
+
+/// What executes the step graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum On {
+    Host,
+    Litert,
+    Qnn,
+    IreeCpu,
+    IreeVulkan,
+    TorqSim,
+}
+
+impl On {
+    /// Where a figure was measured, as reports say it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            On::Host => "host",
+            On::Litert => "litert on the host",
+            On::Qnn => "emulation",
+            On::IreeCpu => "iree on the host",
+            On::IreeVulkan => "iree on a software Vulkan",
+            On::TorqSim => "simulation",
+        }
+    }
+}
+
+/// Where and how the step graphs are executed.
+#[derive(Args)]
+pub(crate) struct DeviceArgs {
+    /// What executes the step graphs: npuc itself, LiteRT from the TFLite files of a bundle or made of a checkpoint,
+    /// Qualcomm's emulation of the chip that a bundle was built for, IREE on this CPU or on a software Vulkan, or Torq's simulator
+    #[arg(long, value_enum, default_value_t = On::Host)]
+    pub(crate) on: On,
+    /// How --on litert cuts a checkpoint: layers of each file (4,4,4,2,2) or a number of equal ones; without it, one
+    #[arg(long, value_name = "CHUNKS")]
+    pub(crate) chunks: Option<String>,
+    /// Step shapes when MODEL is a checkpoint
+    #[arg(long, value_delimiter = ',', value_name = "SHAPES")]
+    pub(crate) shapes: Option<Vec<String>>,
+    /// Threads to compute with; without it, as many as the machine has
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}

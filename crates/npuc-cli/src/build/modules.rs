@@ -1,0 +1,296 @@
+//! Building for IREE and Torq: mended graphs as StableHLO modules, and what the compilers make of them.
+
+use std::fmt::Write;
+
+use npuc::back::BackEnd;
+use npuc::back::stablehlo::{Dialect, Exported, Lowering, Side, Storage, export};
+use npuc::bundle::write::{Contents, Made, Written, write_prepared};
+use npuc::fit::Request;
+use npuc::front::{Checkpoint, non_finite};
+use npuc::mend::{Applied, Mended, Proof, prove};
+use npuc::model::{Chunks, StepShape};
+use npuc::pass::Pass;
+use npuc::quant::plan::Destination;
+use npuc::quant::recipe::Recipe;
+use npuc::target::{Mend, Precision, Question, Target};
+use npuc::{Code, Diagnostic, Error, Result, target};
+use npuc_run::fidelity::write_golden;
+use npuc_run::modules;
+use npuc_run::program::{Program, chip_contents, default_shapes_for};
+use npuc_run::quantise::Quantised;
+use npuc_run::text::bundle_text;
+use npuc_run::toolchain::compile::TIME_LIMIT;
+use npuc_run::toolchain::torq_profile::TorqProfile;
+use npuc_run::toolchain::{Installed, find};
+use serde::Serialize;
+
+use super::chip::{Milliseconds, fitted, refuse_host_flags};
+use super::open;
+use crate::args::{Attention, BuildArgs, ParametersArg, WeightsArg, shapes, threads};
+use crate::mended;
+use crate::output::{Output, bytes};
+use crate::recipe::{Prepared, prepare};
+
+#[derive(Serialize)]
+struct Report {
+    bundle: String,
+    target: String,
+    precision: String,
+    shapes: Vec<String>,
+    mended: Vec<Applied>,
+    proofs: Vec<Proof>,
+    modules: Vec<ModuleReport>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    compiled: Vec<modules::Made>,
+    #[serde(flatten)]
+    written: Written,
+    #[serde(flatten)]
+    times: Times,
+    /// The most memory of npuc itself, mapped files included, where the system tells.
+    peak_rss_bytes: Option<u64>,
+    warnings: Vec<Diagnostic>,
+}
+
+#[derive(Serialize)]
+struct ModuleReport {
+    file: String,
+    bytes: u64,
+    inputs: usize,
+    outputs: usize,
+    /// Products with packed weights.
+    packed: usize,
+}
+
+/// How long the steps of a build took.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Times {
+    quantise_ms: Milliseconds,
+    fit_ms: Milliseconds,
+    proof_ms: Milliseconds,
+    write_ms: Milliseconds,
+}
+
+/// Builds a checkpoint for a target of `dialect`.
+pub(super) fn build(args: &BuildArgs, target: &Target, dialect: Dialect, output: Output) -> Result<()> {
+    refuse_host_flags(args)?;
+    refuse_other_flags(args)?;
+    super::refuse_idle_recipe_flags(args)?;
+    let lowering = lowering(args, dialect)?;
+    // A missing tool is told before any work.
+    let tool = (!args.no_compile).then(|| without_compiling(find(modules::compiler(target)?))).transpose()?;
+    let mut times = Times::default();
+    let asked = times.quantise_ms.measure(|| asked(args, target, output))?;
+    let Asked { request: asked, checkpoint, prepared, quantised } = asked;
+    let text = bundle_text(&checkpoint).inspect_err(|_| {
+        output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
+    })?;
+
+    let Mended { request, applied, fit } = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
+    let spinner = output.spinner("proving the mends and checking weights");
+    let proofs = times.proof_ms.measure(|| prove(&checkpoint.config, Some(&checkpoint.tensors), &request, &applied))?;
+    let mut warnings = checkpoint.warnings.clone();
+    warnings.extend(prepared.plan.notes.clone());
+    warnings.extend(fit.misfits.iter().map(npuc::target::Misfit::diagnostic));
+    warnings.extend(non_finite(&checkpoint));
+    drop(spinner);
+
+    let exported = export(&checkpoint, &request, &fit.parts, &lowering)?;
+    let modules = exported.graphs.iter().filter_map(|emitted| {
+        let (file, module) = emitted.module()?;
+        let (inputs, outputs) = (module.inputs.len(), module.outputs.len());
+        Some(ModuleReport {
+            file: file.into(),
+            bytes: module.len_bytes(),
+            inputs,
+            outputs,
+            packed: module.packed.len(),
+        })
+    });
+    let modules = modules.collect();
+    let Exported { graphs, weights, files } = exported;
+    let back_end = match dialect {
+        Dialect::Iree => BackEnd::Iree,
+        Dialect::Torq => BackEnd::Torq,
+    };
+    let contents = Contents {
+        recipe: Some(prepared.recipe_record()),
+        files,
+        ..chip_contents(&request, back_end, graphs, weights, text)
+    };
+    let (written, compiled) = times.write_ms.measure(|| write(args, &checkpoint, contents, tool.as_ref(), output))?;
+    quantised.finish()?;
+    let report = Report {
+        bundle: args.output.display().to_string(),
+        target: target.name.clone(),
+        precision: request.question.precision.name.clone(),
+        shapes: request.shapes.iter().map(StepShape::to_string).collect(),
+        mended: applied,
+        proofs,
+        modules,
+        compiled,
+        written,
+        times,
+        peak_rss_bytes: npuc_run::memory::peak_rss_bytes(),
+        warnings,
+    };
+    output.warnings(&report.warnings);
+    output.result(&report, &render(&report))
+}
+
+fn without_compiling(tool: Result<Installed>) -> Result<Installed> {
+    let help = |fault: &Diagnostic| fault.clone().help("or write the modules alone with --no-compile");
+    tool.or_else(|e| Error::check(e.diagnostics().iter().map(help).collect()).and(Err(e)))
+}
+
+/// Writes the bundle with its golden outputs and, unless the user does not want them, compiled modules.
+fn write(
+    args: &BuildArgs,
+    checkpoint: &Checkpoint,
+    contents: Contents<'_>,
+    tool: Option<&Installed>,
+    output: Output,
+) -> Result<(Written, Vec<modules::Made>)> {
+    let mut compiled = Vec::new();
+    let bar = output.bytes_bar("writing");
+    let mut progress = |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let written = write_prepared(&args.output, checkpoint, contents, &mut progress, |folder, manifest| {
+        bar.finish_and_clear();
+        let spinner = output.spinner("computing golden outputs");
+        let program = Program::open(folder, None)?;
+        let files = write_golden(folder, &program, threads(None))?;
+        if let Some(tool) = tool {
+            let target = &target::find(&args.target)?;
+            let (profile, log) = (args.profile, args.output.as_path());
+            let mut say = |text: &str| spinner.set_message(text.to_owned());
+            let making = modules::Making { tool, target, profile, log, limit: TIME_LIMIT, say: &mut say };
+            compiled = modules::make(folder, manifest, &program.graphs(), making)?;
+        }
+        let modules = compiled.iter().map(|made| made.record.clone()).collect();
+        Ok(Made { modules, files, ..Made::default() })
+    })?;
+    Ok((written, compiled))
+}
+
+/// What the flags ask for.
+struct Asked {
+    request: Request,
+    /// With its weights in the formats of the recipe.
+    checkpoint: Checkpoint,
+    prepared: Prepared,
+    quantised: Quantised,
+}
+
+/// What the flags ask for, with the weights quantised if they say so.
+fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
+    let given = shapes(args.shapes.as_ref())?;
+    let recipe = match (&args.recipe, args.parameters) {
+        (Some(_), Some(ParametersArg::ExternalBf16)) => {
+            let fault = Diagnostic::error(Code::BadArgument, "--parameters external-bf16 is a recipe of its own");
+            return Err(fault.help("leave out --recipe, or use --parameters external").into());
+        }
+        (Some(recipe), _) => Recipe::find(recipe)?,
+        (None, Some(ParametersArg::ExternalBf16)) => Recipe::find("bf16")?,
+        (None, Some(ParametersArg::External | ParametersArg::Inline) | None) => Recipe::find("stored")?,
+    };
+    let activation = recipe.activation.number(target.float);
+    let precision = Precision { name: recipe.name.clone(), activation, ..Precision::stored(target.float) };
+    let question = Question::new(target, precision, &args.chip.flag)?;
+    let checkpoint = open(args)?;
+    let shapes = given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config));
+    let chunks = args.chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
+    let chunks = Some(chunks.unwrap_or(Chunks::Equal(1)));
+    let mends = match args.attention {
+        Attention::Grouped => Vec::new(),
+        Attention::SplitHead => vec![Mend::Pass(Pass::SplitAttention)],
+    };
+    let request = Request { chunks, mends, ..Request::new(target.clone(), question, shapes) };
+    let request = args.chip.place.apply(request)?;
+    let destination = Destination::Target(target.clone());
+    let prepared = prepare(&checkpoint, recipe, &args.how, &destination, false, threads(None), output)?;
+    let quantised = prepared.quantised(&checkpoint, &args.output, output)?;
+    let checkpoint = quantised.checkpoint.clone();
+    Ok(Asked { request, checkpoint, prepared, quantised })
+}
+
+/// How modules are written. Torq has no runtime for parameters, IREE has.
+fn lowering(args: &BuildArgs, dialect: Dialect) -> Result<Lowering> {
+    let side = match args.weights {
+        WeightsArg::Left => Side::Left,
+        WeightsArg::Right => Side::Right,
+    };
+    let storage = match (dialect, args.parameters) {
+        (Dialect::Iree, None | Some(ParametersArg::External | ParametersArg::ExternalBf16)) => Storage::External,
+        (Dialect::Iree | Dialect::Torq, Some(ParametersArg::Inline)) | (Dialect::Torq, None) => Storage::Inline,
+        (Dialect::Torq, Some(ParametersArg::External | ParametersArg::ExternalBf16)) => {
+            let fault = Diagnostic::error(Code::BadArgument, "modules for Torq hold their weights");
+            return Err(fault.subject("--parameters").help("leave the flag out, or use --parameters inline").into());
+        }
+    };
+    Ok(Lowering { dialect, side, storage })
+}
+
+/// Flags of other chips are a misunderstanding, not a wish.
+fn refuse_other_flags(args: &BuildArgs) -> Result<()> {
+    let other = [
+        ("--precision", args.chip.precision.is_some(), "use --recipe, e.g. bf16, q8_0 or q4_0"),
+        ("--contexts", args.contexts.is_some(), "use --chunks"),
+        ("--twins", args.twins, "leave the flag out"),
+        ("--outer-buffers", args.chip.outer_buffers, "leave the flag out"),
+    ];
+    let faults = other
+        .into_iter()
+        .filter(|(_, given, _)| *given)
+        .map(|(flag, _, help)| Diagnostic::error(Code::BadArgument, format!("{flag} is for other chips")).help(help));
+    Error::check(faults.collect())
+}
+
+/// What the compiler of an NPU expects of a step.
+fn cycles(estimate: &TorqProfile) -> String {
+    let slices: Vec<String> =
+        estimate.slices.iter().map(|(slice, work)| format!("slice {slice} busy {}", work.busy_cycles)).collect();
+    let (cycles, off, moved) = (estimate.cycles, estimate.off_slices(), bytes(estimate.dma_in.bytes));
+    format!("{cycles} cycles, {}, {off} events off the slices, {moved} in", slices.join(", "))
+}
+
+fn render(report: &Report) -> String {
+    let mut text = mended::render(&report.mended, &report.proofs);
+    let line = |text: &mut String, name: &str, value: String| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<14}{value}");
+    };
+    line(&mut text, "target", format!("{}, {} at {}", report.target, report.precision, report.shapes.join(", ")));
+    for ModuleReport { file, bytes: size, inputs, outputs, packed } in &report.modules {
+        let ports = format!("{inputs} inputs, {outputs} outputs, {packed} packed products");
+        line(&mut text, "module", format!("{file} ({}): {ports}", bytes(*size)));
+    }
+    for modules::Made { record, wall_ms, peak_rss_bytes, estimate } in &report.compiled {
+        let cost = format!("{:.1} s, {}", *wall_ms as f64 / 1e3, bytes(*peak_rss_bytes));
+        line(
+            &mut text,
+            "compiled",
+            format!("{} ({}) by {}: {cost}", record.file, bytes(record.bytes), record.compiler),
+        );
+        if let Some(estimate) = estimate {
+            line(&mut text, "  estimate", cycles(estimate));
+        }
+    }
+    let estimates = report.compiled.iter().filter_map(|made| made.estimate.as_ref());
+    if estimates.clone().count() > 1 {
+        let all: u64 = estimates.map(|estimate| estimate.cycles).sum();
+        line(&mut text, "estimate", format!("{all} cycles of all modules, by the compiler's own model"));
+    }
+    let Written { bundle_bytes, files, .. } = report.written;
+    line(&mut text, "bundle", format!("{} ({} in {files} files)", report.bundle, bytes(bundle_bytes)));
+    let Times { quantise_ms, fit_ms, proof_ms, write_ms } = report.times;
+    let seconds = |time: Milliseconds| time.0 / 1e3;
+    let (weights, fit, proof, write) = (seconds(quantise_ms), seconds(fit_ms), seconds(proof_ms), seconds(write_ms));
+    line(
+        &mut text,
+        "time",
+        format!("weights {weights:.1} s, check and mends {fit:.1} s, proofs {proof:.1} s, writing {write:.1} s"),
+    );
+    text
+}

@@ -1,0 +1,248 @@
+//! The modules of a bundle for IREE or Torq: compiled while the bundle is written, opened when it is run.
+//!
+//! A module is compiled for one machine, which its flags say; it runs where they lead and nowhere else.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use npuc::back::BackEnd;
+use npuc::back::stablehlo::PARAMETERS;
+use npuc::bundle::{GraphRecord, Manifest, ModuleRecord};
+use npuc::ir::{Def, Graph, Value};
+use npuc::target::{Precision, Target, WeightFormat};
+use npuc::{Code, DType, Diagnostic, Error, Result};
+use serde::Serialize;
+
+use crate::device::module::{Module, ModuleSpec, Runner};
+use crate::device::port::{PortFormat, PortInfo};
+use crate::program::Segment;
+use crate::toolchain::child::remove;
+use crate::toolchain::compile::{Compilation, Compiled, compile};
+use crate::toolchain::torq_profile::TorqProfile;
+use crate::toolchain::{Installed, Tool};
+
+/// The scope of the parameters in modules.
+const SCOPE: &str = "model";
+
+/// The tool whose compiler makes the modules of a target.
+///
+/// Errors: [`Code::BadArgument`] for a target of another back end.
+pub fn compiler(target: &Target) -> Result<Tool> {
+    match target.back_end()? {
+        BackEnd::Iree => Ok(Tool::Iree),
+        BackEnd::Torq => Ok(Tool::Torq),
+        BackEnd::Host | BackEnd::Tflite | BackEnd::Qnn => {
+            Err(Diagnostic::error(Code::BadArgument, "the target takes no modules")
+                .subject(&target.name)
+                .help("build for iree-cpu, iree-vulkan, mali-valhall or sl2610")
+                .into())
+        }
+    }
+}
+
+/// A module that was compiled.
+#[derive(Clone, Debug, Serialize)]
+pub struct Made {
+    /// What the manifest says of it.
+    #[serde(flatten)]
+    pub record: ModuleRecord,
+    /// How long the compiler took.
+    pub wall_ms: u64,
+    /// The most memory that it had.
+    pub peak_rss_bytes: u64,
+    /// What the compiler of an NPU expects of a step, which is an estimate, where it was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<TorqProfile>,
+}
+
+/// How modules are compiled.
+pub struct Making<'a> {
+    /// The compiler.
+    pub tool: &'a Installed,
+    /// The target, whose flags it gets.
+    pub target: &'a Target,
+    /// Whether the compiler tells what it expects of a step.
+    pub profile: bool,
+    /// Where what it says is kept: this path with the module's name and `.log` behind it.
+    pub log: &'a Path,
+    /// How long a module may take.
+    pub limit: Duration,
+    /// Is told of the progress.
+    pub say: &'a mut dyn FnMut(&str),
+}
+
+/// Compiles every module of a bundle that is being written into `folder`, whose `graphs` are given in the manifest's order.
+///
+/// Errors: those of [`compile`], with the weight whose product is refused; a bundle whose graphs have no modules.
+pub fn make(folder: &Path, manifest: &Manifest, graphs: &[&Graph], making: Making<'_>) -> Result<Vec<Made>> {
+    let Making { tool, target, profile, log, limit, say } = making;
+    let made = |(record, graph): (&GraphRecord, &&Graph)| {
+        let source = module_of(record)?;
+        let function = Path::new(source).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let file = Path::new(source).with_extension("vmfb").to_string_lossy().into_owned();
+        let mut log = log.as_os_str().to_owned();
+        log.push(format!(".{function}.log"));
+        let (log, mlir) = (PathBuf::from(log), folder.join(source));
+        let flags = flags(target, graph);
+        let timeline = folder.join(format!(".{function}.csv"));
+        let mut asked = flags.clone();
+        if profile {
+            asked.push("--torq-enable-profiling".into());
+            asked.push(format!("--torq-dump-profiling={}", timeline.display()));
+        }
+        let compilation = Compilation { tool, flags: &asked, mlir: &mlir, vmfb: &folder.join(&file), log: &log, limit };
+        let compiled = compile(&compilation, say).map_err(|e| named(e, &mlir, &log))?;
+        let estimate = if profile { Some(TorqProfile::read(&timeline)?) } else { None };
+        if profile {
+            remove(&timeline)?;
+        }
+        let Compiled { wall_ms, peak_rss_bytes, vmfb_bytes: bytes } = compiled;
+        let (source, compiler) = (source.to_owned(), tool.tool.version().to_owned());
+        let record = ModuleRecord { file, source, function, compiler, flags, bytes };
+        Ok(Made { record, wall_ms, peak_rss_bytes, estimate })
+    };
+    manifest.graphs.iter().zip(graphs).map(made).collect()
+}
+
+/// The flags that the target's compiler needs for a graph: those that go with the formats of all its projections.
+fn flags(target: &Target, graph: &Graph) -> Vec<String> {
+    let formats: BTreeSet<DType> = graph.values.iter().filter_map(|value| projected(graph, value)).collect();
+    let precisions: Vec<Precision> = match formats.is_empty() {
+        true => vec![Precision::stored(target.float)],
+        false => formats.into_iter().map(|dtype| of_weights(target, dtype)).collect(),
+    };
+    let all = |flag: &&str| precisions.iter().all(|precision| target.flags_for(precision).contains(flag));
+    let flags = target.flags_for(&precisions[0]).into_iter().filter(all);
+    flags.flat_map(str::split_whitespace).map(str::to_owned).collect()
+}
+
+fn of_weights(target: &Target, dtype: DType) -> Precision {
+    Precision { weight: Some(WeightFormat::stored(dtype)), ..Precision::stored(target.float) }
+}
+
+/// The format of the matrix of a projection.
+fn projected(graph: &Graph, value: &Value) -> Option<DType> {
+    match &value.def {
+        Def::Op { op, args } if op.is_projection() => args.get(1).map(|&weight| graph.value(weight).ty.dtype),
+        Def::Op { .. } | Def::Input | Def::Weight => None,
+    }
+}
+
+/// The refusal with the weight that the first line of an error is about: a product that the compiler does not fold.
+fn named(refusal: Error, mlir: &Path, log: &Path) -> Error {
+    let weight = || {
+        let (text, said) = (std::fs::File::open(mlir).ok()?, std::fs::read_to_string(log).ok()?);
+        let line = said.lines().find(|line| line.contains(": error: "))?;
+        let number: usize = line.split(':').find_map(|part| part.parse().ok())?;
+        let lines = BufReader::new(text).lines().map_while(std::io::Result::ok).take(number);
+        lines.filter_map(|line| line.trim().strip_prefix("// ").map(str::to_owned)).last()
+    };
+    let Some(weight) = weight() else { return refusal };
+    let told =
+        |fault: &Diagnostic| fault.clone().help(format!("the product with {weight} is the last before that line"));
+    Error::check(refusal.diagnostics().iter().map(told).collect()).err().unwrap_or(refusal)
+}
+
+fn module_of(graph: &GraphRecord) -> Result<&str> {
+    let fault = || Diagnostic::error(Code::BadBundle, "a graph of the bundle has no module").subject(&graph.ir);
+    Ok(graph.emitted.as_deref().ok_or_else(fault)?)
+}
+
+/// What a compiled module runs on here, as its flags say.
+fn runner(record: &ModuleRecord) -> Option<Runner> {
+    let has = |text: &str| record.flags.iter().any(|flag| flag == text);
+    let known = [
+        ("--iree-hal-local-target-device-backends=llvm-cpu", Runner::IreeCpu),
+        ("--iree-vulkan-target=llvmpipe", Runner::IreeVulkan),
+        ("--iree-vulkan-target=valhall4", Runner::ValhallOnVulkan),
+        ("--iree-hal-target-device=torq", Runner::TorqSim),
+    ];
+    known.into_iter().find(|(flag, _)| has(flag)).map(|(_, runner)| runner)
+}
+
+/// The modules of a bundle, opened for one of the `wanted` runners, in the order of its graphs.
+#[derive(Debug)]
+pub struct Opened {
+    modules: Vec<(PathBuf, Module)>,
+}
+
+impl Opened {
+    /// The module of a segment, which is taken out.
+    ///
+    /// Errors: [`Code::BadBundle`] for a segment without one.
+    pub(crate) fn take(&mut self, segment: &Segment) -> Result<Module> {
+        let place = self.modules.iter().position(|(source, _)| Some(source) == segment.emitted.as_ref());
+        let fault =
+            || Diagnostic::error(Code::BadBundle, "a graph has no compiled module").subject(&segment.graph.name);
+        Ok(self.modules.remove(place.ok_or_else(fault)?).1)
+    }
+}
+
+/// Opens the modules of the bundle in `folder` with its graphs' ports.
+///
+/// Errors: a bundle without compiled modules, or with some for another machine ([`Code::BadArgument`]); a tool that is not installed; what
+/// [`Module::open`] refuses.
+pub fn open(
+    folder: &Path,
+    manifest: &Manifest,
+    graphs: &[&Graph],
+    wanted: &[Runner],
+    log: &Path,
+    limit: Duration,
+) -> Result<Opened> {
+    let fault = |message: &str| Diagnostic::error(Code::BadArgument, message).file(folder);
+    if manifest.modules.is_empty() {
+        let fault = fault("the bundle holds no compiled modules");
+        return Err(fault
+            .help("build it for iree-cpu, iree-vulkan, mali-valhall or sl2610 without --no-compile")
+            .into());
+    }
+    let mut modules = Vec::new();
+    for (record, graph) in manifest.modules.iter().zip(graphs) {
+        let Some(runner) = runner(record).filter(|runner| wanted.contains(runner)) else {
+            let fault = fault("the modules of the bundle are for another machine").subject(&record.file);
+            let flags = record.flags.join(" ");
+            return Err(fault.have(format!("{}: {flags}", manifest.target)).help(way(record)).into());
+        };
+        let format = if manifest.back_end == BackEnd::Torq { PortFormat::Bf16 } else { PortFormat::F32 };
+        let (inputs, outputs) = ports(graph, format);
+        let parameters = (manifest.back_end == BackEnd::Iree && graph_has_weights(graph))
+            .then(|| (SCOPE.to_owned(), folder.join(PARAMETERS)));
+        let spec = ModuleSpec {
+            runner,
+            vmfb: folder.join(&record.file),
+            function: record.function.clone(),
+            parameters,
+            inputs,
+            outputs,
+            log: log.to_path_buf(),
+            limit,
+        };
+        modules.push((folder.join(&record.source), Module::open(spec, &runner.find_tools()?)?));
+    }
+    Ok(Opened { modules })
+}
+
+fn graph_has_weights(graph: &Graph) -> bool {
+    graph.values.iter().any(|value| value.def == Def::Weight)
+}
+
+/// The flag with which such a module runs here.
+fn way(record: &ModuleRecord) -> String {
+    match runner(record) {
+        Some(Runner::IreeCpu) => "run it with --on iree-cpu".into(),
+        Some(Runner::IreeVulkan | Runner::ValhallOnVulkan) => "run it with --on iree-vulkan".into(),
+        Some(Runner::TorqSim) => "run it with --on torq-sim".into(),
+        None => "nothing here runs such modules".into(),
+    }
+}
+
+/// The ports of a graph with numbers of that kind.
+fn ports(graph: &Graph, format: PortFormat) -> (Vec<PortInfo>, Vec<PortInfo>) {
+    let port = |name: &str, shape: &[usize]| PortInfo { name: name.to_owned(), shape: shape.to_vec(), format };
+    let inputs = graph.values.iter().filter(|value| value.def == Def::Input);
+    let outputs = graph.outputs.iter().map(|output| port(&output.name, &graph.value(output.value).ty.shape));
+    (inputs.map(|value| port(&value.name, &value.ty.shape)).collect(), outputs.collect())
+}
