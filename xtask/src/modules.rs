@@ -75,7 +75,10 @@ fn lfm2_module(dir: &Path, model: &Path, recipe: &str, chunks: &str, limited: bo
     let estimates: Vec<Value> = list("compiled").iter().map(|module| module["estimate"].clone()).collect();
     let cycles: u64 = estimates.iter().map(|estimate| number(&estimate["cycles"])).sum();
     let busy = |slice: &str| -> u64 { estimates.iter().map(|e| number(&e["slices"][slice]["busy_cycles"])).sum() };
-    let off: u64 = estimates.iter().map(|estimate| number(&estimate["css"]["events"])).sum();
+    let other = |estimate: &Value| -> u64 {
+        estimate["other"].as_object().into_iter().flatten().map(|(_, work)| number(&work["events"])).sum()
+    };
+    let off: u64 = estimates.iter().map(|estimate| number(&estimate["css"]["events"]) + other(estimate)).sum();
     let (zero, one) = (busy("0"), busy("1"));
     let imbalance = 1.0 - zero.min(one) as f64 / zero.max(one).max(1) as f64;
     let peak = list("compiled").iter().map(|module| number(&module["peak_rss_bytes"])).max().unwrap_or(0);

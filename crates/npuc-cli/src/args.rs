@@ -238,7 +238,8 @@ pub(crate) struct BuildArgs {
     pub(crate) output: PathBuf,
     /// Rewrite passes to run instead of the target's own, in order: simplify, decompose,
     /// decompose-attention, split-attention, decompose-rms-norm, decompose-rope, decompose-softmax,
-    /// decompose-silu, rescale-rms-norm, guard-swiglu, linear-to-conv, join-axes
+    /// decompose-silu, decompose-short-conv, rescale-rms-norm, guard-swiglu, linear-to-conv, join-axes,
+    /// keys-as-columns
     #[arg(long, value_delimiter = ',', value_name = "PASSES")]
     pub(crate) passes: Option<Vec<String>>,
     /// Print every graph as IR after this pass

@@ -9,6 +9,7 @@ use npuc::bundle::is_bundle;
 use npuc::bundle::write::{self, Contents, Written};
 use npuc::front::{self, Checkpoint};
 use npuc::{Diagnostic, Result, target};
+use npuc_run::text::{BundleText, bundle_text};
 
 use crate::args::{BuildArgs, RecipeArgs, WeightsArg};
 use crate::output::Output;
@@ -83,6 +84,13 @@ fn open(args: &BuildArgs) -> Result<Checkpoint> {
         checkpoint.tokenizer = None;
     }
     Ok(checkpoint)
+}
+
+/// What bundles hold of text, or how to build without.
+fn text(checkpoint: &Checkpoint, output: Output) -> Result<BundleText> {
+    bundle_text(checkpoint).inspect_err(|_| {
+        output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
+    })
 }
 
 /// Writes the bundle under a bar.

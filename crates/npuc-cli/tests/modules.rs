@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use npuc_run::toolchain::{Tool, install};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
 mod program;
@@ -123,6 +125,21 @@ fn golden_outputs(bundle: &Path) {
     let step = format!("{bundle}/golden/step.safetensors");
     let report = good(&["--json", "verify", bundle, "--device-outputs", &step]);
     assert_eq!(report["step"].as_array().unwrap().len(), 5);
+    // A board whose scores have the other sign is told apart.
+    let bytes = fs::read(&greedy).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let logits = tensors.tensor("logits").unwrap();
+    let turned: Vec<u8> = logits
+        .data()
+        .chunks_exact(4)
+        .flat_map(|b| (-f32::from_le_bytes([b[0], b[1], b[2], b[3]])).to_le_bytes())
+        .collect();
+    let view = TensorView::new(Dtype::F32, logits.shape().to_vec(), &turned).unwrap();
+    let wrong = format!("{bundle}.wrong.safetensors");
+    fs::write(&wrong, safetensors::serialize([("logits", view)], None).unwrap()).unwrap();
+    let output = npuc(&["--json", "verify", bundle, "--device-outputs", &wrong]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["faithful"], &report["greedy"]), (Some(1), &json!(false), &json!(0.0)));
     for (file, message) in [
         (format!("{bundle}/manifest.json"), "the file is not a safetensors file"),
         (format!("{bundle}/parameters.safetensors"), "the file has nothing to compare"),

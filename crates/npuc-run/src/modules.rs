@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use npuc::back::BackEnd;
-use npuc::back::stablehlo::PARAMETERS;
+use npuc::back::stablehlo::{PARAMETERS, SCOPE};
 use npuc::bundle::{GraphRecord, Manifest, ModuleRecord};
 use npuc::ir::{Def, Graph, Value};
 use npuc::target::{Precision, Target, WeightFormat};
@@ -22,9 +22,6 @@ use crate::toolchain::child::remove;
 use crate::toolchain::compile::{Compilation, Compiled, compile};
 use crate::toolchain::torq_profile::TorqProfile;
 use crate::toolchain::{Installed, Tool};
-
-/// The scope of the parameters in modules.
-const SCOPE: &str = "model";
 
 /// The tool whose compiler makes the modules of a target.
 ///

@@ -5,8 +5,8 @@ use std::time::Instant;
 use npuc::bundle::CalibrationRecord;
 use npuc::diag::Severity;
 use npuc::fit::Request;
-use npuc::front::Checkpoint;
-use npuc::mend::{Mended, mend};
+use npuc::front::{Checkpoint, non_finite};
+use npuc::mend::{Mended, Proof, mend, prove};
 use npuc::model::Part;
 use npuc::quant::Ranges;
 use npuc::{Code, Diagnostic, Error, Result, fit};
@@ -53,6 +53,24 @@ pub(super) fn fitted(args: &BuildArgs, checkpoint: &Checkpoint, asked: &Request)
     let errors = mended.fit.misfits.iter().filter(|misfit| misfit.severity == Severity::Error);
     Error::check(errors.map(npuc::target::Misfit::diagnostic).collect())?;
     Ok(mended)
+}
+
+/// Proves the mends and checks the weights; gives the proofs, and everything that is odd, `notes` about formats among it.
+pub(super) fn proved(
+    checkpoint: &Checkpoint,
+    mended: &Mended,
+    notes: Vec<Diagnostic>,
+    output: Output,
+) -> Result<(Vec<Proof>, Vec<Diagnostic>)> {
+    let Mended { request, applied, fit } = mended;
+    let spinner = output.spinner("proving the mends and checking weights");
+    let proofs = prove(&checkpoint.config, Some(&checkpoint.tensors), request, applied)?;
+    let mut warnings = checkpoint.warnings.clone();
+    warnings.extend(notes);
+    warnings.extend(fit.misfits.iter().map(npuc::target::Misfit::diagnostic));
+    warnings.extend(non_finite(checkpoint));
+    drop(spinner);
+    Ok((proofs, warnings))
 }
 
 /// Integer files cannot have operations between them yet; this is known before any work is done.

@@ -67,9 +67,7 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
         plan.passes = passes(names)?;
     }
     refuse_absent_dump(dump_after, &plan)?;
-    let text = bundle_text(&checkpoint).inspect_err(|_| {
-        output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
-    })?;
+    let text = super::text(&checkpoint, output)?;
 
     let start = Instant::now();
     let (mut dumps, mut rewrites) = (Vec::new(), Vec::new());

@@ -6,8 +6,8 @@ use npuc::back::BackEnd;
 use npuc::back::stablehlo::{Dialect, Exported, Lowering, Side, Storage, export};
 use npuc::bundle::write::{Contents, Made, Written, write_prepared};
 use npuc::fit::Request;
-use npuc::front::{Checkpoint, non_finite};
-use npuc::mend::{Applied, Mended, Proof, prove};
+use npuc::front::Checkpoint;
+use npuc::mend::{Applied, Mended, Proof};
 use npuc::model::{Chunks, StepShape};
 use npuc::pass::Pass;
 use npuc::quant::plan::Destination;
@@ -18,13 +18,12 @@ use npuc_run::fidelity::write_golden;
 use npuc_run::modules;
 use npuc_run::program::{Program, chip_contents, default_shapes_for};
 use npuc_run::quantise::Quantised;
-use npuc_run::text::bundle_text;
 use npuc_run::toolchain::compile::TIME_LIMIT;
 use npuc_run::toolchain::torq_profile::TorqProfile;
 use npuc_run::toolchain::{Installed, find};
 use serde::Serialize;
 
-use super::chip::{Milliseconds, fitted, refuse_host_flags};
+use super::chip::{Milliseconds, fitted, proved, refuse_host_flags};
 use super::open;
 use crate::args::{Attention, BuildArgs, ParametersArg, WeightsArg, shapes, threads};
 use crate::mended;
@@ -81,18 +80,12 @@ pub(super) fn build(args: &BuildArgs, target: &Target, dialect: Dialect, output:
     let mut times = Times::default();
     let asked = times.quantise_ms.measure(|| asked(args, target, output))?;
     let Asked { request: asked, checkpoint, prepared, quantised } = asked;
-    let text = bundle_text(&checkpoint).inspect_err(|_| {
-        output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
-    })?;
+    let text = super::text(&checkpoint, output)?;
 
-    let Mended { request, applied, fit } = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
-    let spinner = output.spinner("proving the mends and checking weights");
-    let proofs = times.proof_ms.measure(|| prove(&checkpoint.config, Some(&checkpoint.tensors), &request, &applied))?;
-    let mut warnings = checkpoint.warnings.clone();
-    warnings.extend(prepared.plan.notes.clone());
-    warnings.extend(fit.misfits.iter().map(npuc::target::Misfit::diagnostic));
-    warnings.extend(non_finite(&checkpoint));
-    drop(spinner);
+    let mended = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
+    let notes = prepared.plan.notes.clone();
+    let (proofs, warnings) = times.proof_ms.measure(|| proved(&checkpoint, &mended, notes, output))?;
+    let Mended { request, applied, fit } = mended;
 
     let exported = export(&checkpoint, &request, &fit.parts, &lowering)?;
     let modules = exported.graphs.iter().filter_map(|emitted| {

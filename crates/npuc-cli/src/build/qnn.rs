@@ -8,8 +8,8 @@ use npuc::back::qnn::{Activations, Exported, export, forecast_bytes};
 use npuc::bundle::write::{Contents, Made, Written, write_prepared};
 use npuc::bundle::{CalibrationRecord, ContextRecord};
 use npuc::fit::Request;
-use npuc::front::{Checkpoint, non_finite};
-use npuc::mend::{Applied, Mended, Proof, prove};
+use npuc::front::Checkpoint;
+use npuc::mend::{Applied, Mended, Proof};
 use npuc::model::{Chunks, StepShape};
 use npuc::pass::Pass;
 use npuc::quant::Scheme;
@@ -22,10 +22,9 @@ use npuc_run::contexts;
 use npuc_run::integer::Arithmetic;
 use npuc_run::program::{chip_contents, default_shapes_for};
 use npuc_run::quantise::Quantised;
-use npuc_run::text::bundle_text;
 use serde::Serialize;
 
-use super::chip::{Milliseconds, calibrated, calibration, fitted, refuse_host_flags};
+use super::chip::{Milliseconds, calibrated, calibration, fitted, proved, refuse_host_flags};
 use super::open;
 use crate::args::{Attention, BuildArgs, shapes, threads};
 use crate::mended;
@@ -88,18 +87,12 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     let mut times = Times::default();
     let asked = times.quantise_ms.measure(|| asked(args, target, output))?;
     let Asked { request: asked, checkpoint, prepared, quantised } = asked;
-    let text = bundle_text(&checkpoint).inspect_err(|_| {
-        output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
-    })?;
+    let text = super::text(&checkpoint, output)?;
 
-    let Mended { request, applied, fit } = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
-    let spinner = output.spinner("proving the mends and checking weights");
-    let proofs = times.proof_ms.measure(|| prove(&checkpoint.config, Some(&checkpoint.tensors), &request, &applied))?;
-    let mut warnings = checkpoint.warnings.clone();
-    warnings.extend(prepared.plan.notes.clone());
-    warnings.extend(fit.misfits.iter().map(npuc::target::Misfit::diagnostic));
-    warnings.extend(non_finite(&checkpoint));
-    drop(spinner);
+    let mended = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
+    let notes = prepared.plan.notes.clone();
+    let (proofs, warnings) = times.proof_ms.measure(|| proved(&checkpoint, &mended, notes, output))?;
+    let Mended { request, applied, fit } = mended;
 
     let scheme = scheme(&prepared);
     let (ranges, calibration) = times.calibrate_ms.measure(|| match scheme {

@@ -7,9 +7,9 @@ use npuc::back::tflite::{Export, Storage, export};
 use npuc::bundle::CalibrationRecord;
 use npuc::bundle::write::{Contents, Written};
 use npuc::fit::Request;
-use npuc::front::{Checkpoint, non_finite};
+use npuc::front::Checkpoint;
 use npuc::ir::Graph;
-use npuc::mend::{Applied, Mended, Proof, prove};
+use npuc::mend::{Applied, Mended, Proof};
 use npuc::model::{Chunks, StepShape};
 use npuc::place::Bill;
 use npuc::quant::plan::Destination;
@@ -20,12 +20,11 @@ use npuc::{Code, Diagnostic, Result};
 use npuc_run::calibrate::HEADROOM;
 use npuc_run::program::{default_shapes_for, exported_contents};
 use npuc_run::quantise::Quantised;
-use npuc_run::text::bundle_text;
 use npuc_run::toolchain::ncc::{self, Compiled};
 use npuc_run::vendor_log::Weight;
 use serde::Serialize;
 
-use super::chip::{Milliseconds, calibrated, calibration, fitted, refuse_host_flags};
+use super::chip::{Milliseconds, calibrated, calibration, fitted, proved, refuse_host_flags};
 use super::open;
 use crate::args::{BuildArgs, shapes, threads};
 use crate::mended;
@@ -70,19 +69,13 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     refuse_host_flags(args)?;
     super::refuse_idle_recipe_flags(args)?;
     let Asked { request: asked, form, checkpoint, quantised } = asked(args, target, output)?;
-    let text = bundle_text(&checkpoint).inspect_err(|_| {
-        output.note("note: --no-tokenizer builds without the tokenizer; the bundle then takes token ids only");
-    })?;
+    let text = super::text(&checkpoint, output)?;
 
     let mut times = Times::default();
-    let Mended { request, applied, fit } = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
-    let spinner = output.spinner("proving the mends and checking weights");
-    let proofs = times.proof_ms.measure(|| prove(&checkpoint.config, Some(&checkpoint.tensors), &request, &applied))?;
-    let mut warnings = checkpoint.warnings.clone();
-    warnings.extend(quantised.iter().flat_map(|(prepared, _)| prepared.plan.notes.clone()));
-    warnings.extend(fit.misfits.iter().map(npuc::target::Misfit::diagnostic));
-    warnings.extend(non_finite(&checkpoint));
-    drop(spinner);
+    let mended = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
+    let notes = quantised.iter().flat_map(|(prepared, _)| prepared.plan.notes.clone()).collect();
+    let (proofs, mut warnings) = times.proof_ms.measure(|| proved(&checkpoint, &mended, notes, output))?;
+    let Mended { request, applied, fit } = mended;
 
     let (ranges, calibration) = times.calibrate_ms.measure(|| match form {
         Form::Float(_) => Ok((Vec::new(), None)),

@@ -178,8 +178,13 @@ fn scores(given: &SafeTensors<'_>, greedy: &SafeTensors<'_>) -> Result<Fidelity>
             Diagnostic::error(Code::BadReference, "the scores are not those of the golden ids").subject("logits");
         return Err(fault.need(format!("[n, {vocab}] with n of 1 to {count}")).have(format!("{shape:?}")).into());
     }
-    let prompt = greedy.tensor("prompt_tokens").ok().and_then(|tensor| tensor.data().first().copied());
-    let prompt = usize::from(prompt.unwrap_or(1)).max(1);
+    let prompt = greedy.tensor("prompt_tokens").ok().and_then(|tensor| {
+        usize::try_from(i64::from_le_bytes(*tensor.data().first_chunk::<8>()?)).ok().filter(|&tokens| tokens > 0)
+    });
+    let prompt = prompt.ok_or_else(|| {
+        let fault = Diagnostic::error(Code::BadBundle, "the golden outputs do not say how long their prompt is");
+        fault.file(GREEDY).subject("prompt_tokens").need("one i64 above 0").help("build the bundle again")
+    })?;
     let mut sums = Sums::default();
     let (mut agreed, mut parted) = (0, false);
     for (place, (have, expected)) in have.chunks_exact(vocab).zip(expected.chunks_exact(vocab)).enumerate() {

@@ -15,7 +15,7 @@ use crate::tensor::{DType, Tensor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// The numbers as they are stored, or as bf16.
-    Plain(Element),
+    Plain,
     /// A matrix `[out, in]` as `[1, in, out]` in bf16.
     Transposed,
     /// The whole numbers of blocks, `[out, blocks, block]`.
@@ -89,13 +89,13 @@ impl Constant {
     pub(super) fn plain(name: &str, tensor: &Tensor) -> Option<Constant> {
         let element = Element::of(tensor.dtype)?;
         let (shape, tensor) = (tensor.shape.to_vec(), tensor.clone());
-        Some(Constant { name: name.to_owned(), shape, element, part: Part::Plain(element), tensor })
+        Some(Constant { name: name.to_owned(), shape, element, part: Part::Plain, tensor })
     }
 
     /// Any tensor as bf16 numbers, `[rows, cols]`.
     pub(super) fn as_bf16(name: &str, tensor: &Tensor) -> Constant {
         let (shape, tensor) = (tensor.shape.to_vec(), tensor.clone());
-        Constant { name: name.to_owned(), shape, element: Element::Bf16, part: Part::Plain(Element::Bf16), tensor }
+        Constant { name: name.to_owned(), shape, element: Element::Bf16, part: Part::Plain, tensor }
     }
 
     /// A matrix `[out, in]` as bf16 numbers `[1, in, out]`.
@@ -115,7 +115,7 @@ impl Constant {
             Part::Minima => ("m", vec![out, count], Element::F32),
             Part::TurnedQuants => ("q", vec![count, blocks.len, out], blocks.element),
             Part::TurnedScales => ("s", vec![count, 1, out], Element::Bf16),
-            Part::Plain(_) | Part::Transposed => unreachable!("a plain matrix has no blocks"),
+            Part::Plain | Part::Transposed => unreachable!("a plain matrix has no blocks"),
         };
         Constant { name: format!("{name}.{ending}"), shape, element, part, tensor: tensor.clone() }
     }
@@ -123,10 +123,10 @@ impl Constant {
     /// The stored format that the constant is a whole weight in; `None` for parts and turned matrices.
     pub(crate) fn weight(&self) -> Option<DType> {
         match (self.part, self.element) {
-            (Part::Plain(_), Element::F32) => Some(DType::F32),
-            (Part::Plain(_), Element::F16) => Some(DType::F16),
-            (Part::Plain(_), Element::Bf16) => Some(DType::BF16),
-            (Part::Plain(_), Element::I8 | Element::I4) => None,
+            (Part::Plain, Element::F32) => Some(DType::F32),
+            (Part::Plain, Element::F16) => Some(DType::F16),
+            (Part::Plain, Element::Bf16) => Some(DType::BF16),
+            (Part::Plain, Element::I8 | Element::I4) => None,
             (Part::Transposed | Part::Quants | Part::Scales | Part::Minima, _) => None,
             (Part::TurnedQuants | Part::TurnedScales, _) => None,
         }
@@ -195,18 +195,18 @@ impl Constant {
     /// Shows the elements run by run, each half byte as a signed byte.
     fn each(&self, put: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         match self.part {
-            Part::Plain(element) => self.each_plain(element, put),
+            Part::Plain => self.each_plain(put),
             Part::Transposed => self.each_transposed(put),
             Part::Quants | Part::Scales | Part::Minima => self.each_row(put),
             Part::TurnedQuants | Part::TurnedScales => self.each_turned(put),
         }
     }
 
-    fn each_plain(&self, element: Element, put: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    fn each_plain(&self, put: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let bytes = self.tensor.bytes();
         let cols = self.tensor.shape.last().copied().unwrap_or(1);
         let row_bytes = self.tensor.dtype.row_bytes(cols).unwrap_or(bytes.len());
-        let same = Element::of(self.tensor.dtype) == Some(element);
+        let same = Element::of(self.tensor.dtype) == Some(self.element);
         let (mut row, mut halves) = (vec![0.0; cols], Vec::with_capacity(2 * cols));
         for (place, stored) in bytes.chunks_exact(row_bytes.max(1)).enumerate() {
             if same {
@@ -258,7 +258,7 @@ impl Constant {
                         Part::Scales if start == 0 => extend(&mut run, block.scale, blocks.scale),
                         Part::Minima if start == 0 => extend(&mut run, block.minimum, Element::F32),
                         Part::Scales | Part::Minima => {}
-                        Part::Plain(_) | Part::Transposed | Part::TurnedQuants | Part::TurnedScales => {}
+                        Part::Plain | Part::Transposed | Part::TurnedQuants | Part::TurnedScales => {}
                     }
                 }
             }
@@ -295,7 +295,7 @@ impl Constant {
                         put(&run)?;
                     }
                     Part::TurnedScales => {}
-                    Part::Plain(_) | Part::Transposed | Part::Quants | Part::Scales | Part::Minima => {}
+                    Part::Plain | Part::Transposed | Part::Quants | Part::Scales | Part::Minima => {}
                 }
             }
         }

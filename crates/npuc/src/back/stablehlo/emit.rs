@@ -27,7 +27,7 @@ pub struct Style {
 }
 
 /// The scope of parameters in the runtime.
-pub(super) const SCOPE: &str = "model";
+pub const SCOPE: &str = "model";
 
 /// The graph as a module of that name over the weights.
 ///

@@ -22,7 +22,7 @@ mod projection;
 mod tests;
 
 pub use constant::Constant;
-pub use emit::emit;
+pub use emit::{SCOPE, emit};
 pub use export::{Exported, Lowering, PARAMETERS, export};
 pub use module::Module;
 pub use parameters::{Entry, Parameters};
