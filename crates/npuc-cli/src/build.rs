@@ -19,6 +19,7 @@ pub(crate) mod host;
 mod modules;
 mod qnn;
 mod tflite;
+pub(crate) mod tune;
 
 /// Runs the command.
 pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {

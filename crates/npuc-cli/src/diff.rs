@@ -1,5 +1,6 @@
 //! `npuc diff`: the first operation where two forms of a model part.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use npuc::bundle::is_bundle;
 use npuc::ir::ValueId;
 use npuc::ir::text::value_text;
 use npuc::{Code, Diagnostic, Error, Result};
-use npuc_run::fidelity::{Difference, Tracer, Unpaired, Where, emulated};
+use npuc_run::fidelity::{Difference, Distance, OfModules, Tracer, Unpaired, Where, compare_modules, emulated};
 use npuc_run::program::Program;
 use serde::Serialize;
 
@@ -30,8 +31,8 @@ pub(crate) struct DiffArgs {
     pub(crate) steps: usize,
     #[command(flatten)]
     pub(crate) corpus: CorpusArgs,
-    /// What computes MODEL: this machine, or Qualcomm's emulation of the chip that the bundle was built for, whose every value is
-    /// held against this machine's in the prefill step; REFERENCE is then the same bundle
+    /// What computes MODEL: this machine, Qualcomm's emulation of the chip that the bundle was built for, or what executes its
+    /// compiled modules, where every value is held against this machine's; REFERENCE is then the same bundle
     #[arg(long, value_enum, default_value_t = On::Host)]
     pub(crate) on: On,
     /// Threads to compute with; without it, as many as the machine has
@@ -65,6 +66,22 @@ struct Step {
     /// The lowest ratio of these; absent where it is not finite.
     least_sqnr_db: Option<f64>,
     unpaired: Unpaired,
+    /// Where a device computes single operations otherwise than this machine from the same operands.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    own: Vec<Own>,
+}
+
+/// The results of one kind of operation on a device, against this machine's from the operands that the device had.
+#[derive(Serialize)]
+struct Own {
+    op: &'static str,
+    values: usize,
+    /// Those that are the same in every element.
+    equal: usize,
+    /// The lowest ratio; absent in JSON where it is not finite.
+    least_sqnr_db: f64,
+    /// The value that has it.
+    path: String,
 }
 
 #[derive(Serialize)]
@@ -110,7 +127,8 @@ pub(crate) fn command(args: &DiffArgs, output: Output) -> Result<u8> {
     let (steps, parting) = match args.on {
         On::Host => compare(args, (&reference, &model), &ids)?,
         On::Qnn => compare_emulated(args, &model, &ids)?,
-        On::Litert | On::IreeCpu | On::IreeVulkan | On::TorqSim => {
+        On::IreeCpu | On::IreeVulkan | On::TorqSim => compare_on_modules(args, &model, &ids)?,
+        On::Litert => {
             let fault = Diagnostic::error(Code::BadArgument, "this device does not show its values").subject("--on");
             return Err(fault.help("compare on this machine, or whole models with `npuc verify --on …`").into());
         }
@@ -167,12 +185,7 @@ fn compare(
 
 /// Holds the values of a bundle's prefill step in Qualcomm's emulation against this machine's.
 fn compare_emulated(args: &DiffArgs, program: &Program, ids: &[u32]) -> Result<(Vec<Step>, Option<Parting>)> {
-    let same = std::fs::canonicalize(&args.reference).ok() == std::fs::canonicalize(&args.model).ok();
-    if !same || !is_bundle(&args.model) {
-        let fault =
-            Diagnostic::error(Code::BadArgument, "the emulation is compared with the same bundle on this machine");
-        return Err(fault.subject("--on qnn").help("name one bundle twice: npuc diff DIR DIR --on qnn").into());
-    }
+    one_bundle(args)?;
     let manifest = npuc::bundle::manifest(&args.model)?;
     let soc = npuc_run::contexts::soc_model(&npuc::target::find(&manifest.target)?)?;
     let tokens = program.steps.iter().map(|step| step.shape.tokens).filter(|&tokens| tokens <= ids.len());
@@ -185,10 +198,60 @@ fn compare_emulated(args: &DiffArgs, program: &Program, ids: &[u32]) -> Result<(
     Ok((vec![step], parting))
 }
 
+/// Holds the values of a bundle's modules against this machine's: the prefill step, and the last of the decode steps.
+fn compare_on_modules(args: &DiffArgs, program: &Program, ids: &[u32]) -> Result<(Vec<Step>, Option<Parting>)> {
+    one_bundle(args)?;
+    let manifest = npuc::bundle::manifest(&args.model)?;
+    let most = program.steps.iter().map(|step| step.shape.tokens).filter(|&tokens| tokens <= ids.len()).max();
+    let (first, rest) = ids.split_at(most.unwrap_or(1).min(ids.len()));
+    let decodes = program.steps.iter().any(|step| step.shape.tokens == 1);
+    let rest = &rest[..args.steps.min(rest.len()).min(if decodes { usize::MAX } else { 0 })];
+    let fed: Vec<&[u32]> = [first].into_iter().chain(rest.chunks(1)).collect();
+    let log = session::run_log(&args.model);
+    let bundle = (args.model.as_path(), &manifest);
+    let compared = compare_modules(program, bundle, args.on.runners(), &fed, threads(args.threads), &log)?;
+    let (mut steps, mut parting) = (Vec::new(), None);
+    for OfModules { step, differences, own, alone } in compared {
+        let tokens = program.steps[step].shape.tokens;
+        let (step, first) = if tokens == 1 { (rest.len(), first.len() + rest.len() - 1) } else { (0, 0) };
+        let step = Step::of(step, first, tokens, Unpaired { reference: alone, model: 0 });
+        let (step, parted) = judged(args, step, &differences, (program, program));
+        steps.push(Step { own: by_operation(&differences, &own), ..step });
+        parting = parting.or(parted);
+    }
+    Ok((steps, parting))
+}
+
+/// For each kind of operation the result that is farthest from this machine's over the same operands.
+fn by_operation(differences: &[Difference], own: &[Distance]) -> Vec<Own> {
+    let mut farthest: BTreeMap<&'static str, Own> = BTreeMap::new();
+    for (Difference { at, .. }, distance) in differences.iter().zip(own) {
+        let new = || Own { op: at.op, values: 0, equal: 0, least_sqnr_db: f64::INFINITY, path: String::new() };
+        let entry = farthest.entry(at.op).or_insert_with(new);
+        entry.values += 1;
+        entry.equal += usize::from(distance.sqnr_db() == f64::INFINITY);
+        if distance.sqnr_db() < entry.least_sqnr_db {
+            entry.least_sqnr_db = distance.sqnr_db();
+            entry.path = format!("%{} {}", at.model, at.path);
+        }
+    }
+    farthest.into_values().collect()
+}
+
+/// Refuses two different things where one bundle is held against itself.
+fn one_bundle(args: &DiffArgs) -> Result<()> {
+    let same = std::fs::canonicalize(&args.reference).ok() == std::fs::canonicalize(&args.model).ok();
+    if same && is_bundle(&args.model) {
+        return Ok(());
+    }
+    let fault = Diagnostic::error(Code::BadArgument, "a device is compared with the same bundle on this machine");
+    Err(fault.subject("--on").help("name one bundle twice: npuc diff DIR DIR --on …").into())
+}
+
 impl Step {
     /// A step whose values are not compared yet.
     fn of(step: usize, first_position: usize, tokens: usize, unpaired: Unpaired) -> Step {
-        Step { step, first_position, tokens, values: 0, least_sqnr_db: None, unpaired }
+        Step { step, first_position, tokens, values: 0, least_sqnr_db: None, unpaired, own: Vec::new() }
     }
 }
 
@@ -277,6 +340,16 @@ fn render(report: &Report) -> String {
         };
         let place = place(step.step, step.first_position, step.tokens);
         let _ = writeln!(text, "{place}: {values} compared{least}{alone}");
+        if !step.own.is_empty() {
+            text.push_str("  every operation from the device's own operands:\n");
+        }
+        for Own { op, values, equal, least_sqnr_db, path } in &step.own {
+            let least = match values == equal {
+                true => String::new(),
+                false => format!(", the lowest at {least_sqnr_db:.2} dB: {path}"),
+            };
+            let _ = writeln!(text, "    {op:<10} {equal} of {values} the same{least}");
+        }
     }
     let Some(parting) = &report.parting else {
         let _ = writeln!(text, "no value is below {} dB", report.threshold_db);

@@ -55,6 +55,7 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Check(args) => check::command(&args, output),
         Command::Targets(args) => targets::command(&args, output).map(|()| 0),
         Command::Build(args) => build::command(&args, output).map(|()| 0),
+        Command::Tune(args) => build::tune::command(&args, output).map(|()| 0),
         Command::Quantize(args) => quantize::command(&args, output).map(|()| 0),
         Command::Recipes(args) => recipes::command(&args, output).map(|()| 0),
         Command::Solve(args) => solve::command(&args, output),

@@ -11,7 +11,7 @@ use npuc::model::{CacheProtocol, Chunks, StepShape, layers};
 use npuc::{Code, Diagnostic, Result, bundle, target};
 use npuc_run::contexts;
 use npuc_run::device::litert::TIME_LIMIT;
-use npuc_run::device::module::{self, Runner};
+use npuc_run::device::module;
 use npuc_run::device::qnn::{self, Qnn, Start};
 use npuc_run::modules;
 use npuc_run::program::{DEFAULT_CAPACITY, Program, shapes_of};
@@ -51,9 +51,7 @@ pub(crate) fn open(
             Ok((program, session))
         }
         On::Qnn => in_emulation(model, device, keep),
-        On::IreeCpu => on_modules(model, device, keep, &[Runner::IreeCpu]),
-        On::IreeVulkan => on_modules(model, device, keep, &[Runner::IreeVulkan, Runner::ValhallOnVulkan]),
-        On::TorqSim => on_modules(model, device, keep, &[Runner::TorqSim]),
+        On::IreeCpu | On::IreeVulkan | On::TorqSim => on_modules(model, device, keep),
         On::Litert => {
             let tool = find(Tool::LiteRt)?;
             if !keep.is_empty() {
@@ -70,7 +68,7 @@ pub(crate) fn open(
 }
 
 /// A bundle of compiled modules in the runtime or simulator that they are for.
-fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String], runners: &[Runner]) -> Result<(Program, Session)> {
+fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Program, Session)> {
     let fault = |message: &str| Diagnostic::error(Code::BadArgument, message);
     if !keep.is_empty() {
         return Err(fault("only the host keeps values (--dump)").into());
@@ -81,12 +79,17 @@ fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String], runners: &[Run
     }
     let manifest = bundle::manifest(model)?;
     let program = Program::open(model, shapes(device.shapes.as_ref())?)?;
-    let mut log = model.file_name().unwrap_or_default().to_owned();
-    log.push(".run.log");
-    let log = model.with_file_name(log);
-    let opened = modules::open(model, &manifest, &program.graphs(), runners, &log, module::TIME_LIMIT)?;
+    let (graphs, runners) = (program.graphs(), device.on.runners());
+    let opened = modules::open(model, &manifest, &graphs, runners, &run_log(model), module::TIME_LIMIT)?;
     let session = Session::on_modules(&program, opened)?;
     Ok((program, session))
+}
+
+/// The file beside a bundle that keeps what the tools say when it is run.
+pub(crate) fn run_log(bundle: &Path) -> PathBuf {
+    let mut log = bundle.file_name().unwrap_or_default().to_owned();
+    log.push(".run.log");
+    bundle.with_file_name(log)
 }
 
 /// A bundle of Qualcomm's contexts, prepared anew for this machine's emulation.

@@ -79,6 +79,7 @@ fn iree_computes_as_the_host() {
         }
         let flags = [&["--target", target], &flags[..]].concat();
         compared(&model, &bundle, &flags, on, exact);
+        every_operation(&bundle, on);
         let reference = model.join("expected.safetensors");
         if !flags.contains(&"--recipe") && !flags.contains(&"external-bf16") {
             let args = ["verify", bundle.to_str().unwrap(), "--on", on, "--reference", reference.to_str().unwrap()];
@@ -99,7 +100,8 @@ fn torq_computes_as_the_host() {
     fs::write(&mixed, "linear = \"q8_0\"\nlm_head = \"q4_0\"\n").unwrap();
     for (recipe, chunks, modules) in [("q4_0", "1", 1), ("q8_0", "1", 1), (mixed.to_str().unwrap(), "2,1", 2)] {
         let flags = ["--target", "sl2610", "--shapes", "1t64c", "--recipe", recipe, "--chunks", chunks, "--profile"];
-        let (built, _) = compared(&model, &bundle, &flags, "torq-sim", "cosine>=0.999");
+        let (built, report) = compared(&model, &bundle, &flags, "torq-sim", "cosine>=0.9999");
+        assert!(report["cosine_min"].as_f64().unwrap() >= 0.9999, "{recipe}: {}", report["cosine_min"]);
         let packed: u64 = built["modules"].as_array().unwrap().iter().map(|m| m["packed"].as_u64().unwrap()).sum();
         // Two projections and three of the feed-forward layer for each convolution, four and three for attention, and the head.
         assert_eq!(packed, 2 * 5 + 7 + 1, "{recipe}");
@@ -109,8 +111,54 @@ fn torq_computes_as_the_host() {
             assert_eq!(module["estimate"]["css"]["events"], 0, "{recipe}");
             assert!(module["estimate"]["cycles"].as_u64().unwrap() > 100_000, "{recipe}");
         }
+        let proved = built["products"].as_array().unwrap();
+        assert!(proved.len() >= 5, "{recipe}: {proved:?}");
+        assert!(proved.iter().all(|product| product["cosine"].as_f64().unwrap() > 0.99999), "{recipe}: {proved:?}");
     }
+    every_operation(&bundle, "torq-sim");
     golden_outputs(&bundle);
+}
+
+/// Every operation of a bundle on its device, from the operands that the device has, is that of the host.
+fn every_operation(bundle: &Path, on: &str) {
+    let bundle = bundle.to_str().unwrap();
+    let report = good(&["--json", "diff", bundle, bundle, "--on", on, "--steps", "6"]);
+    for step in report["steps"].as_array().unwrap() {
+        let own = step["own"].as_array().unwrap();
+        assert!(own.len() > 8, "{step}");
+        for operation in own {
+            let least = operation["least_sqnr_db"].as_f64();
+            assert!(least.is_none_or(|db| db > 60.0), "{on}: {operation}");
+        }
+    }
+}
+
+/// The fastest form of those that are tried is built, and the tries are kept.
+#[test]
+fn forms_are_tried() {
+    installed(&[Tool::Torq]);
+    let folder = tempfile::tempdir().unwrap();
+    let model = small_lfm2(folder.path());
+    let bundle = folder.path().join("bundle");
+    let (model, bundle) = (model.to_str().unwrap(), bundle.to_str().unwrap());
+    let flags = ["--target", "sl2610", "--shapes", "1t64c", "--recipe", "q4_0", "--no-tokenizer", "--profile"];
+    let built = good(&[&["--json", "tune", model, "-o", bundle], &flags[..]].concat());
+    let tries: Value = serde_json::from_slice(&fs::read(format!("{bundle}/tune.json")).unwrap()).unwrap();
+    let cycles = |tried: &Value| tried["estimated_cycles"].as_u64();
+    let tries = tries.as_array().unwrap();
+    let least = tries.iter().filter_map(cycles).min().unwrap();
+    assert!(tries.len() >= 8 && tries.iter().any(|tried| cycles(tried).unwrap() > least + least / 20), "{tries:?}");
+    let compiled = built["compiled"].as_array().unwrap();
+    let whole: u64 = compiled.iter().map(|module| module["estimate"]["cycles"].as_u64().unwrap()).sum();
+    assert_eq!(whole, least, "the bundle is not the fastest form");
+    for (flags, message) in [
+        (&["--target", "iree-cpu"][..], "forms are tried for Torq alone"),
+        (&["--target", "sl2610", "--chunks", "1"], "--chunks and --no-compile have no use here"),
+    ] {
+        let output = npuc(&[&["tune", model, "-o", &format!("{bundle}.not")], flags].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(message), "{flags:?}: {said}");
+    }
 }
 
 /// A bundle's own golden outputs are what a perfect board gives; others are told apart.

@@ -3,25 +3,30 @@
 //! A module is compiled for one machine, which its flags say; it runs where they lead and nowhere else.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use npuc::back::BackEnd;
-use npuc::back::stablehlo::{PARAMETERS, SCOPE};
+use npuc::back::stablehlo::{Module, PARAMETERS, SCOPE};
 use npuc::bundle::{GraphRecord, Manifest, ModuleRecord};
 use npuc::ir::{Def, Graph, Value};
 use npuc::target::{Precision, Target, WeightFormat};
 use npuc::{Code, DType, Diagnostic, Error, Result};
 use serde::Serialize;
 
-use crate::device::module::{Module, ModuleSpec, Runner};
+use crate::device::module::{self, ModuleSpec, Runner};
 use crate::device::port::{PortFormat, PortInfo};
 use crate::program::Segment;
 use crate::toolchain::child::remove;
 use crate::toolchain::compile::{Compilation, Compiled, compile};
 use crate::toolchain::torq_profile::TorqProfile;
 use crate::toolchain::{Installed, Tool};
+
+mod products;
+
+pub use products::{ProvedProduct, product_cosine, prove_products};
 
 /// The tool whose compiler makes the modules of a target.
 ///
@@ -60,6 +65,8 @@ pub struct Making<'a> {
     pub tool: &'a Installed,
     /// The target, whose flags it gets.
     pub target: &'a Target,
+    /// Flags instead of the target's, see [`make`]: `--name=value`, or `--name=` for none.
+    pub changes: &'a [String],
     /// Whether the compiler tells what it expects of a step.
     pub profile: bool,
     /// Where what it says is kept: this path with the module's name and `.log` behind it.
@@ -73,38 +80,78 @@ pub struct Making<'a> {
 /// Compiles every module of a bundle that is being written into `folder`, whose `graphs` are given in the manifest's order.
 ///
 /// Errors: those of [`compile`], with the weight whose product is refused; a bundle whose graphs have no modules.
-pub fn make(folder: &Path, manifest: &Manifest, graphs: &[&Graph], making: Making<'_>) -> Result<Vec<Made>> {
-    let Making { tool, target, profile, log, limit, say } = making;
-    let made = |(record, graph): (&GraphRecord, &&Graph)| {
+pub fn make(folder: &Path, manifest: &Manifest, graphs: &[&Graph], making: &mut Making<'_>) -> Result<Vec<Made>> {
+    let mut made = Vec::new();
+    for (record, graph) in manifest.graphs.iter().zip(graphs) {
         let source = module_of(record)?;
         let function = Path::new(source).file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let file = Path::new(source).with_extension("vmfb").to_string_lossy().into_owned();
-        let mut log = log.as_os_str().to_owned();
+        let mut log = making.log.as_os_str().to_owned();
         log.push(format!(".{function}.log"));
-        let (log, mlir) = (PathBuf::from(log), folder.join(source));
-        let flags = flags(target, graph);
-        let timeline = folder.join(format!(".{function}.csv"));
-        let mut asked = flags.clone();
-        if profile {
-            asked.push("--torq-enable-profiling".into());
-            asked.push(format!("--torq-dump-profiling={}", timeline.display()));
-        }
-        let compilation = Compilation { tool, flags: &asked, mlir: &mlir, vmfb: &folder.join(&file), log: &log, limit };
-        let compiled = compile(&compilation, say).map_err(|e| named(e, &mlir, &log))?;
-        let estimate = if profile { Some(TorqProfile::read(&timeline)?) } else { None };
-        if profile {
-            remove(&timeline)?;
-        }
+        let flags = flags(making.target, graph, making.changes);
+        let (compiled, estimate) =
+            compiled((&folder.join(source), &folder.join(&file)), &flags, Path::new(&log), making)?;
         let Compiled { wall_ms, peak_rss_bytes, vmfb_bytes: bytes } = compiled;
-        let (source, compiler) = (source.to_owned(), tool.tool.version().to_owned());
+        let (source, compiler) = (source.to_owned(), making.tool.tool.version().to_owned());
         let record = ModuleRecord { file, source, function, compiler, flags, bytes };
-        Ok(Made { record, wall_ms, peak_rss_bytes, estimate })
-    };
-    manifest.graphs.iter().zip(graphs).map(made).collect()
+        made.push(Made { record, wall_ms, peak_rss_bytes, estimate });
+    }
+    Ok(made)
 }
 
-/// The flags that the target's compiler needs for a graph: those that go with the formats of all its projections.
-fn flags(target: &Target, graph: &Graph) -> Vec<String> {
+/// Compiles a module that belongs to no bundle, to learn what its compiler says of it. Nothing of it stays but the log.
+///
+/// Errors: as [`make`].
+pub fn tried(module: &Module, graph: &Graph, making: &mut Making<'_>) -> Result<(Compiled, Option<TorqProfile>)> {
+    let folder = tempfile::tempdir().map_err(|e| unwritable_text(&e))?;
+    let (mlir, vmfb) = (folder.path().join("tried.mlir"), folder.path().join("tried.vmfb"));
+    write_module(module, &mlir)?;
+    let flags = flags(making.target, graph, making.changes);
+    let mut log = making.log.as_os_str().to_owned();
+    log.push(".tried.log");
+    compiled((&mlir, &vmfb), &flags, Path::new(&log), making)
+}
+
+/// Writes the text of a module.
+///
+/// Errors: [`Code::Unwritable`].
+pub(crate) fn write_module(module: &Module, path: &Path) -> Result<()> {
+    let file = File::create(path).map(BufWriter::new);
+    let written = file.and_then(|mut file| module.write(&mut file).and_then(|()| file.flush()));
+    Ok(written.map_err(|e| unwritable_text(&e))?)
+}
+
+fn unwritable_text(error: &std::io::Error) -> Diagnostic {
+    Diagnostic::error(Code::Unwritable, format!("cannot write a module: {error}"))
+        .help("set TMPDIR to a folder with free space")
+}
+
+/// Compiles one module, and reads the compiler's estimate if it is asked for.
+fn compiled(
+    (mlir, vmfb): (&Path, &Path),
+    flags: &[String],
+    log: &Path,
+    making: &mut Making<'_>,
+) -> Result<(Compiled, Option<TorqProfile>)> {
+    let timeline = vmfb.with_extension("csv");
+    let mut flags = flags.to_vec();
+    if making.profile {
+        flags.push("--torq-enable-profiling".into());
+        flags.push(format!("--torq-dump-profiling={}", timeline.display()));
+    }
+    let compilation = Compilation { tool: making.tool, flags: &flags, mlir, vmfb, log, limit: making.limit };
+    let compiled = compile(&compilation, making.say).map_err(|e| named(e, mlir, log))?;
+    if !making.profile {
+        return Ok((compiled, None));
+    }
+    let estimate = TorqProfile::read(&timeline)?;
+    remove(&timeline)?;
+    Ok((compiled, Some(estimate)))
+}
+
+/// The flags that the target's compiler needs for a graph: those that go with the formats of all its projections, with the user's
+/// `changes`: `--name=value` takes the place of what there is of that name, `--name=` removes it.
+pub fn flags(target: &Target, graph: &Graph, changes: &[String]) -> Vec<String> {
     let formats: BTreeSet<DType> = graph.values.iter().filter_map(|value| projected(graph, value)).collect();
     let precisions: Vec<Precision> = match formats.is_empty() {
         true => vec![Precision::stored(target.float)],
@@ -112,7 +159,18 @@ fn flags(target: &Target, graph: &Graph) -> Vec<String> {
     };
     let all = |flag: &&str| precisions.iter().all(|precision| target.flags_for(precision).contains(flag));
     let flags = target.flags_for(&precisions[0]).into_iter().filter(all);
-    flags.flat_map(str::split_whitespace).map(str::to_owned).collect()
+    let mut flags: Vec<String> = flags.flat_map(str::split_whitespace).map(str::to_owned).collect();
+    for change in changes {
+        let name = change.split_inclusive('=').next().unwrap_or(change);
+        let place = flags.iter().position(|flag| flag.starts_with(name));
+        match (place, name != change) {
+            (Some(place), true) => flags[place].clone_from(change),
+            (None, true) => flags.push(change.clone()),
+            (Some(place), false) => drop(flags.remove(place)),
+            (None, false) => {}
+        }
+    }
+    flags
 }
 
 fn of_weights(target: &Target, dtype: DType) -> Precision {
@@ -130,7 +188,7 @@ fn projected(graph: &Graph, value: &Value) -> Option<DType> {
 /// The refusal with the weight that the first line of an error is about: a product that the compiler does not fold.
 fn named(refusal: Error, mlir: &Path, log: &Path) -> Error {
     let weight = || {
-        let (text, said) = (std::fs::File::open(mlir).ok()?, std::fs::read_to_string(log).ok()?);
+        let (text, said) = (File::open(mlir).ok()?, std::fs::read_to_string(log).ok()?);
         let line = said.lines().find(|line| line.contains(": error: "))?;
         let number: usize = line.split(':').find_map(|part| part.parse().ok())?;
         let lines = BufReader::new(text).lines().map_while(std::io::Result::ok).take(number);
@@ -148,7 +206,7 @@ fn module_of(graph: &GraphRecord) -> Result<&str> {
 }
 
 /// What a compiled module runs on here, as its flags say.
-fn runner(record: &ModuleRecord) -> Option<Runner> {
+pub(crate) fn runner(record: &ModuleRecord) -> Option<Runner> {
     let has = |text: &str| record.flags.iter().any(|flag| flag == text);
     let known = [
         ("--iree-hal-local-target-device-backends=llvm-cpu", Runner::IreeCpu),
@@ -162,14 +220,14 @@ fn runner(record: &ModuleRecord) -> Option<Runner> {
 /// The modules of a bundle, opened for one of the `wanted` runners, in the order of its graphs.
 #[derive(Debug)]
 pub struct Opened {
-    modules: Vec<(PathBuf, Module)>,
+    modules: Vec<(PathBuf, module::Module)>,
 }
 
 impl Opened {
     /// The module of a segment, which is taken out.
     ///
     /// Errors: [`Code::BadBundle`] for a segment without one.
-    pub(crate) fn take(&mut self, segment: &Segment) -> Result<Module> {
+    pub(crate) fn take(&mut self, segment: &Segment) -> Result<module::Module> {
         let place = self.modules.iter().position(|(source, _)| Some(source) == segment.emitted.as_ref());
         let fault =
             || Diagnostic::error(Code::BadBundle, "a graph has no compiled module").subject(&segment.graph.name);
@@ -180,7 +238,7 @@ impl Opened {
 /// Opens the modules of the bundle in `folder` with its graphs' ports.
 ///
 /// Errors: a bundle without compiled modules, or with some for another machine ([`Code::BadArgument`]); a tool that is not installed; what
-/// [`Module::open`] refuses.
+/// [`module::Module::open`] refuses.
 pub fn open(
     folder: &Path,
     manifest: &Manifest,
@@ -217,7 +275,7 @@ pub fn open(
             log: log.to_path_buf(),
             limit,
         };
-        modules.push((folder.join(&record.source), Module::open(spec, &runner.find_tools()?)?));
+        modules.push((folder.join(&record.source), module::Module::open(spec, &runner.find_tools()?)?));
     }
     Ok(Opened { modules })
 }
@@ -237,7 +295,7 @@ fn way(record: &ModuleRecord) -> String {
 }
 
 /// The ports of a graph with numbers of that kind.
-fn ports(graph: &Graph, format: PortFormat) -> (Vec<PortInfo>, Vec<PortInfo>) {
+pub(crate) fn ports(graph: &Graph, format: PortFormat) -> (Vec<PortInfo>, Vec<PortInfo>) {
     let port = |name: &str, shape: &[usize]| PortInfo { name: name.to_owned(), shape: shape.to_vec(), format };
     let inputs = graph.values.iter().filter(|value| value.def == Def::Input);
     let outputs = graph.outputs.iter().map(|output| port(&output.name, &graph.value(output.value).ty.shape));

@@ -2,6 +2,7 @@
 //! go wrong. The tools are fetched on first use.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use npuc::Code;
 use npuc::target::{self, Precision};
 use npuc_run::device::module::{Module, ModuleSpec, Runner};
 use npuc_run::device::port::{PortFormat, PortInfo};
+use npuc_run::modules::{Making, product_cosine};
 use npuc_run::toolchain::compile::{Compilation, Compiled, compile};
 use npuc_run::toolchain::{Installed, Tool, install};
 use tempfile::TempDir;
@@ -212,6 +214,34 @@ fn quantised_projections_on_torq() {
         assert!(cosine > 0.99999, "{ty}: {cosine}");
         // 4-bit weights stay packed.
         assert!(figures.vmfb_bytes < if ty == "i4" { 32_000 } else { 48_000 }, "{ty}: {figures:?}");
+    }
+}
+
+/// A product with a turned square matrix, which torq-compile 2.3.0 computes without turning it and says nothing, is found; one
+/// with a matrix stored by columns is as on the host.
+#[test]
+fn products_that_are_compiled_wrong_are_found() {
+    let tools = tools(Runner::TorqSim);
+    let target = target::find("sl2610").unwrap();
+    for (turned, contracted, least, most) in [(true, 2, -1.0, 0.5), (false, 1, 0.9999, 1.001)] {
+        let graph = format!(
+            "graph \"product\" {{\n%0 = input \"q\" : f32[8, 2, 64]\n%1 = input \"keys\" : f32[8, 64, 64]\n\
+             %2 = matmul(%0, %1) {{transpose_b = {turned}}} : f32[8, 2, 64]\noutput \"scores\" = %2\n}}"
+        );
+        let text = format!(
+            "func.func public @product(%q: tensor<8x2x64xbf16>, %keys: tensor<8x64x64xbf16>) -> tensor<8x2x64xbf16> {{\n  \
+             %y = stablehlo.dot_general %q, %keys, batching_dims = [0] x [0], contracting_dims = [2] x [{contracted}] : \
+             (tensor<8x2x64xbf16>, tensor<8x64x64xbf16>) -> tensor<8x2x64xbf16>\n  return %y : tensor<8x2x64xbf16>\n}}\n"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let (mlir, log) = (folder.path().join("product.mlir"), folder.path().join("log"));
+        fs::write(&mlir, text).unwrap();
+        let (say, tool, target) = (&mut |_: &str| (), &tools[0], &target);
+        let mut making = Making { tool, target, changes: &[], profile: false, log: &log, limit: LIMIT, say };
+        let graph = npuc::ir::text::parse(&graph).unwrap();
+        let cosine = product_cosine(&graph, &BTreeMap::new(), &mlir, &mut making).unwrap();
+        eprintln!("turned {turned}: cosine {cosine}");
+        assert!((least..most).contains(&cosine), "{turned}: {cosine}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The flags that say what executes the step graphs; `run`, `verify` and `diff` share them.
 
 use clap::{Args, ValueEnum};
+use npuc_run::device::module::Runner;
 
 /// What executes the step graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -23,6 +24,16 @@ impl On {
             On::IreeCpu => "iree on the host",
             On::IreeVulkan => "iree on a software Vulkan",
             On::TorqSim => "simulation",
+        }
+    }
+
+    /// What executes compiled modules there.
+    pub(crate) const fn runners(self) -> &'static [Runner] {
+        match self {
+            On::Host | On::Litert | On::Qnn => &[],
+            On::IreeCpu => &[Runner::IreeCpu],
+            On::IreeVulkan => &[Runner::IreeVulkan, Runner::ValhallOnVulkan],
+            On::TorqSim => &[Runner::TorqSim],
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use npuc::back::BackEnd;
-use npuc::back::stablehlo::{Dialect, Exported, Lowering, Side, Storage, export};
-use npuc::bundle::write::{Contents, Made, Written, write_prepared};
+use npuc::back::stablehlo::{CacheWrites, Dialect, Exported, Products, Side, Storage, Style, export};
+use npuc::bundle::write::{Contents, ExtraFile, Made, Written, write_prepared};
 use npuc::fit::Request;
 use npuc::front::Checkpoint;
 use npuc::mend::{Applied, Mended, Proof};
@@ -13,11 +13,12 @@ use npuc::pass::Pass;
 use npuc::quant::plan::Destination;
 use npuc::quant::recipe::Recipe;
 use npuc::target::{Mend, Precision, Question, Target};
-use npuc::{Code, Diagnostic, Error, Result, target};
+use npuc::{Code, Diagnostic, Error, Result};
 use npuc_run::fidelity::write_golden;
-use npuc_run::modules;
+use npuc_run::modules::{self, ProvedProduct, prove_products};
 use npuc_run::program::{Program, chip_contents, default_shapes_for};
 use npuc_run::quantise::Quantised;
+use npuc_run::text::BundleText;
 use npuc_run::toolchain::compile::TIME_LIMIT;
 use npuc_run::toolchain::torq_profile::TorqProfile;
 use npuc_run::toolchain::{Installed, find};
@@ -41,6 +42,9 @@ struct Report {
     modules: Vec<ModuleReport>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     compiled: Vec<modules::Made>,
+    /// The kinds of products that were computed by themselves in the simulator and on this machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    products: Vec<ProvedProduct>,
     #[serde(flatten)]
     written: Written,
     #[serde(flatten)]
@@ -62,65 +66,77 @@ struct ModuleReport {
 
 /// How long the steps of a build took.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Times {
-    quantise_ms: Milliseconds,
+pub(super) struct Times {
+    pub(super) quantise_ms: Milliseconds,
     fit_ms: Milliseconds,
     proof_ms: Milliseconds,
     write_ms: Milliseconds,
 }
 
+/// How modules are made.
+#[derive(Clone)]
+pub(super) struct Form {
+    pub(super) style: Style,
+    /// Flags of the compiler instead of the target's.
+    pub(super) flags: Vec<String>,
+}
+
 /// Builds a checkpoint for a target of `dialect`.
 pub(super) fn build(args: &BuildArgs, target: &Target, dialect: Dialect, output: Output) -> Result<()> {
-    refuse_host_flags(args)?;
-    refuse_other_flags(args)?;
-    super::refuse_idle_recipe_flags(args)?;
-    let lowering = lowering(args, dialect)?;
-    // A missing tool is told before any work.
-    let tool = (!args.no_compile).then(|| without_compiling(find(modules::compiler(target)?))).transpose()?;
+    refuse_flags(args)?;
+    let style = style(args, dialect)?;
+    let tool = tool(args, target)?;
     let mut times = Times::default();
     let asked = times.quantise_ms.measure(|| asked(args, target, output))?;
+    finish(args, asked, (Form { style, flags: Vec::new() }, tool, Vec::new()), times, output)
+}
+
+/// Refuses flags that a build for modules has no use for.
+pub(super) fn refuse_flags(args: &BuildArgs) -> Result<()> {
+    refuse_host_flags(args)?;
+    refuse_other_flags(args)?;
+    super::refuse_idle_recipe_flags(args)
+}
+
+/// The compiler, unless the user does not want one. A missing tool is told before any work.
+pub(super) fn tool(args: &BuildArgs, target: &Target) -> Result<Option<Installed>> {
+    (!args.no_compile).then(|| without_compiling(find(modules::compiler(target)?))).transpose()
+}
+
+/// Writes the bundle of what was asked for, in that form, with `files` in it.
+pub(super) fn finish(
+    args: &BuildArgs,
+    asked: Asked,
+    (form, tool, files): (Form, Option<Installed>, Vec<ExtraFile>),
+    mut times: Times,
+    output: Output,
+) -> Result<()> {
     let Asked { request: asked, checkpoint, prepared, quantised } = asked;
     let text = super::text(&checkpoint, output)?;
-
     let mended = times.fit_ms.measure(|| fitted(args, &checkpoint, &asked))?;
     let notes = prepared.plan.notes.clone();
     let (proofs, warnings) = times.proof_ms.measure(|| proved(&checkpoint, &mended, notes, output))?;
     let Mended { request, applied, fit } = mended;
 
-    let exported = export(&checkpoint, &request, &fit.parts, &lowering)?;
-    let modules = exported.graphs.iter().filter_map(|emitted| {
-        let (file, module) = emitted.module()?;
-        let (inputs, outputs) = (module.inputs.len(), module.outputs.len());
-        Some(ModuleReport {
-            file: file.into(),
-            bytes: module.len_bytes(),
-            inputs,
-            outputs,
-            packed: module.packed.len(),
-        })
-    });
-    let modules = modules.collect();
-    let Exported { graphs, weights, files } = exported;
-    let back_end = match dialect {
-        Dialect::Iree => BackEnd::Iree,
-        Dialect::Torq => BackEnd::Torq,
-    };
-    let contents = Contents {
-        recipe: Some(prepared.recipe_record()),
-        files,
-        ..chip_contents(&request, back_end, graphs, weights, text)
-    };
-    let (written, compiled) = times.write_ms.measure(|| write(args, &checkpoint, contents, tool.as_ref(), output))?;
+    let exported = export(&checkpoint, &request, &fit.parts, form.style)?;
+    let modules = reported(&exported);
+    let mut contents = contents(&request, form.style.dialect, exported, text);
+    contents.recipe = Some(prepared.recipe_record());
+    contents.files.extend(files);
+    let written =
+        times.write_ms.measure(|| write(args, &checkpoint, contents, (&request, &form, tool.as_ref()), output));
+    let (written, compiled, products) = written?;
     quantised.finish()?;
     let report = Report {
         bundle: args.output.display().to_string(),
-        target: target.name.clone(),
+        target: request.target.name.clone(),
         precision: request.question.precision.name.clone(),
         shapes: request.shapes.iter().map(StepShape::to_string).collect(),
         mended: applied,
         proofs,
         modules,
         compiled,
+        products,
         written,
         times,
         peak_rss_bytes: npuc_run::memory::peak_rss_bytes(),
@@ -130,20 +146,40 @@ pub(super) fn build(args: &BuildArgs, target: &Target, dialect: Dialect, output:
     output.result(&report, &render(&report))
 }
 
+fn reported(exported: &Exported<'_>) -> Vec<ModuleReport> {
+    let modules = exported.graphs.iter().filter_map(|emitted| {
+        let (file, module) = emitted.module()?;
+        let (inputs, outputs) = (module.inputs.len(), module.outputs.len());
+        let packed = module.packed.len();
+        Some(ModuleReport { file: file.into(), bytes: module.len_bytes(), inputs, outputs, packed })
+    });
+    modules.collect()
+}
+
+fn contents<'a>(request: &Request, dialect: Dialect, exported: Exported<'a>, text: BundleText) -> Contents<'a> {
+    let Exported { graphs, weights, files } = exported;
+    let back_end = match dialect {
+        Dialect::Iree => BackEnd::Iree,
+        Dialect::Torq => BackEnd::Torq,
+    };
+    Contents { files, ..chip_contents(request, back_end, graphs, weights, text) }
+}
+
 fn without_compiling(tool: Result<Installed>) -> Result<Installed> {
     let help = |fault: &Diagnostic| fault.clone().help("or write the modules alone with --no-compile");
     tool.or_else(|e| Error::check(e.diagnostics().iter().map(help).collect()).and(Err(e)))
 }
 
-/// Writes the bundle with its golden outputs and, unless the user does not want them, compiled modules.
+/// Writes the bundle with its golden outputs and, unless the user does not want them, compiled modules whose kinds of products are
+/// proved where they run here.
 fn write(
     args: &BuildArgs,
     checkpoint: &Checkpoint,
     contents: Contents<'_>,
-    tool: Option<&Installed>,
+    (request, form, tool): (&Request, &Form, Option<&Installed>),
     output: Output,
-) -> Result<(Written, Vec<modules::Made>)> {
-    let mut compiled = Vec::new();
+) -> Result<(Written, Vec<modules::Made>, Vec<ProvedProduct>)> {
+    let (mut compiled, mut products) = (Vec::new(), Vec::new());
     let bar = output.bytes_bar("writing");
     let mut progress = |done, total| {
         bar.set_length(total);
@@ -154,30 +190,44 @@ fn write(
         let spinner = output.spinner("computing golden outputs");
         let program = Program::open(folder, None)?;
         let files = write_golden(folder, &program, threads(None))?;
+        let mut say = |text: &str| spinner.set_message(text.to_owned());
         if let Some(tool) = tool {
-            let target = &target::find(&args.target)?;
-            let (profile, log) = (args.profile, args.output.as_path());
-            let mut say = |text: &str| spinner.set_message(text.to_owned());
-            let making = modules::Making { tool, target, profile, log, limit: TIME_LIMIT, say: &mut say };
-            compiled = modules::make(folder, manifest, &program.graphs(), making)?;
+            let mut making = making(args, request, form, tool, &mut say);
+            compiled = modules::make(folder, manifest, &program.graphs(), &mut making)?;
+            making.profile = false;
+            if form.style.dialect == Dialect::Torq {
+                products = prove_products(&program.graphs(), request, form.style, &mut making)?;
+            }
         }
         let modules = compiled.iter().map(|made| made.record.clone()).collect();
         Ok(Made { modules, files, ..Made::default() })
     })?;
-    Ok((written, compiled))
+    Ok((written, compiled, products))
+}
+
+/// How the compiler is called.
+pub(super) fn making<'a>(
+    args: &'a BuildArgs,
+    request: &'a Request,
+    form: &'a Form,
+    tool: &'a Installed,
+    say: &'a mut dyn FnMut(&str),
+) -> modules::Making<'a> {
+    let (target, changes, log) = (&request.target, form.flags.as_slice(), args.output.as_path());
+    modules::Making { tool, target, changes, profile: args.profile, log, limit: TIME_LIMIT, say }
 }
 
 /// What the flags ask for.
-struct Asked {
-    request: Request,
+pub(super) struct Asked {
+    pub(super) request: Request,
     /// With its weights in the formats of the recipe.
-    checkpoint: Checkpoint,
+    pub(super) checkpoint: Checkpoint,
     prepared: Prepared,
     quantised: Quantised,
 }
 
 /// What the flags ask for, with the weights quantised if they say so.
-fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
+pub(super) fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
     let given = shapes(args.shapes.as_ref())?;
     let recipe = match (&args.recipe, args.parameters) {
         (Some(_), Some(ParametersArg::ExternalBf16)) => {
@@ -209,7 +259,7 @@ fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
 }
 
 /// How modules are written. Torq has no runtime for parameters, IREE has.
-fn lowering(args: &BuildArgs, dialect: Dialect) -> Result<Lowering> {
+pub(super) fn style(args: &BuildArgs, dialect: Dialect) -> Result<Style> {
     let side = match args.weights {
         WeightsArg::Left => Side::Left,
         WeightsArg::Right => Side::Right,
@@ -222,7 +272,8 @@ fn lowering(args: &BuildArgs, dialect: Dialect) -> Result<Lowering> {
             return Err(fault.subject("--parameters").help("leave the flag out, or use --parameters inline").into());
         }
     };
-    Ok(Lowering { dialect, side, storage })
+    let (products, cache_writes) = (Products::default(), CacheWrites::default());
+    Ok(Style { dialect, side, storage, products, cache_writes })
 }
 
 /// Flags of other chips are a misunderstanding, not a wish.
@@ -241,7 +292,7 @@ fn refuse_other_flags(args: &BuildArgs) -> Result<()> {
 }
 
 /// What the compiler of an NPU expects of a step.
-fn cycles(estimate: &TorqProfile) -> String {
+pub(super) fn cycles(estimate: &TorqProfile) -> String {
     let slices: Vec<String> =
         estimate.slices.iter().map(|(slice, work)| format!("slice {slice} busy {}", work.busy_cycles)).collect();
     let (cycles, off, moved) = (estimate.cycles, estimate.off_slices(), bytes(estimate.dma_in.bytes));
@@ -274,6 +325,11 @@ fn render(report: &Report) -> String {
     if estimates.clone().count() > 1 {
         let all: u64 = estimates.map(|estimate| estimate.cycles).sum();
         line(&mut text, "estimate", format!("{all} cycles of all modules, by the compiler's own model"));
+    }
+    if !report.products.is_empty() {
+        let least = report.products.iter().map(|proved| proved.cosine).fold(f64::INFINITY, f64::min);
+        let count = report.products.len();
+        line(&mut text, "products", format!("{count} kinds computed in the simulator, the least cosine {least:.7}"));
     }
     let Written { bundle_bytes, files, .. } = report.written;
     line(&mut text, "bundle", format!("{} ({} in {files} files)", report.bundle, bytes(bundle_bytes)));

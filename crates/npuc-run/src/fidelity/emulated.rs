@@ -4,23 +4,18 @@
 //! host's inputs: what is told of it is its own.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use npuc::back::qnn::Description;
 use npuc::back::qnn::description::Role;
 use npuc::bundle::Manifest;
-use npuc::ir::{Def, Graph, Op, ValueId};
+use npuc::ir::{Def, Graph, ValueId};
 use npuc::{Code, Diagnostic, Result};
 
-use super::trace::{Difference, Distance, Where};
+use super::trace::{Difference, Distance};
+use super::values::{Values, host_values, input, place_of, shown};
 use crate::contexts;
-use crate::device::host::{Observer, thread_pool};
 use crate::device::qnn::{Prepare, Qnn};
-use crate::program::{Program, Segment};
-use crate::session::Session;
-
-/// The elements of every value of a graph, as the host computes them.
-type Seen = Arc<Mutex<Vec<Vec<f32>>>>;
+use crate::program::Program;
 
 /// How far the values in emulation are from the host's in the step of as many tokens as there are ids, in the order of the
 /// computation, and how many values of the graphs have no tensor of their own there: reshapes that change nothing in rank 4.
@@ -40,34 +35,21 @@ pub fn emulated(
         let fault = Diagnostic::error(Code::BadArgument, "no step of the bundle takes as many tokens");
         fault.need(tokens.join(", ")).have(ids.len())
     })?;
-    let steps: Vec<&crate::program::Step> = program.steps.iter().collect();
-    let seen = |segment: &Segment| Arc::new(Mutex::new(vec![Vec::new(); segment.graph.values.len()]));
-    let of_step: Vec<Seen> = steps[place].segments.iter().map(seen).collect();
-    let mut host = Session::observed(program, &steps, &thread_pool(threads)?, |step, segment| {
-        let seen = (step == place).then(|| Arc::clone(&of_step[segment]));
-        let observer: Observer = Box::new(move |id: ValueId, elements: &[f32]| {
-            if let Some(seen) = &seen {
-                seen.lock().unwrap_or_else(PoisonError::into_inner)[id.index()] = elements.to_vec();
-            }
-        });
-        observer
-    })?;
-    host.feed(ids, |_| {})?;
+    let seen = host_values(program, &[ids], threads)?.swap_remove(place);
     let requests = contexts::requests(folder, manifest, soc, false)?;
     let (mut differences, mut computed) = (Vec::new(), 0);
-    for ((segment, request), seen) in steps[place].segments.iter().zip(requests).zip(&of_step) {
-        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    for ((segment, request), seen) in program.steps[place].segments.iter().zip(requests).zip(&seen) {
         computed += segment.graph.values.iter().filter(|value| matches!(value.def, Def::Op { .. })).count();
         let mut request = request;
         request.descriptions = segment.emitted.iter().cloned().collect();
-        differences.extend(of_graph(&segment.graph, &seen, request, qnn)?);
+        differences.extend(of_graph(&segment.graph, seen, request, qnn)?);
     }
     let alone = computed - differences.len();
     Ok((differences, alone))
 }
 
 /// The differences of one graph.
-fn of_graph(graph: &Graph, seen: &[Vec<f32>], request: Prepare, qnn: &mut Qnn) -> Result<Vec<Difference>> {
+fn of_graph(graph: &Graph, seen: &Values, request: Prepare, qnn: &mut Qnn) -> Result<Vec<Difference>> {
     let unwritable = |e: std::io::Error| {
         Diagnostic::error(Code::Unwritable, format!("cannot write a description: {e}"))
             .help("set TMPDIR to a folder with free space")
@@ -78,11 +60,8 @@ fn of_graph(graph: &Graph, seen: &[Vec<f32>], request: Prepare, qnn: &mut Qnn) -
     let request = Prepare { descriptions: vec![file.path().to_path_buf()], ..request };
     let context = qnn.prepare(&request, &mut |_| ())?;
     let fault = |message: &str, name: &str| Diagnostic::error(Code::BadBundle, message).subject(name);
-    let input = |name: &str| {
-        let at = graph.values.iter().position(|value| value.def == Def::Input && value.name == name);
-        Ok(at.map(|at| seen[at].as_slice()).ok_or_else(|| fault("a graph lacks an input of its description", name))?)
-    };
-    let inputs = context.graphs[0].inputs.iter().map(|port| input(&port.name)).collect::<Result<Vec<&[f32]>>>()?;
+    let inputs = &context.graphs[0].inputs;
+    let inputs = inputs.iter().map(|port| input(graph, seen, &port.name)).collect::<Result<Vec<&[f32]>>>()?;
     let results = qnn.run(&context, 0, &inputs)?;
     let mut differences: Vec<Difference> = Vec::new();
     for (port, elements) in context.graphs[0].outputs.iter().zip(&results) {
@@ -124,29 +103,4 @@ fn value_of(graph: &Graph, name: &str) -> Option<ValueId> {
     let value = graph.values.get(number as usize)?;
     let Def::Op { op, .. } = &value.def else { return None };
     (name == format!("{}/{}.{number}", value.name, op.name())).then_some(ValueId(number))
-}
-
-/// The value whose elements the host shows: a reshape has those of its operand.
-fn shown(graph: &Graph, mut id: ValueId) -> ValueId {
-    while let Def::Op { op: Op::Reshape { .. }, args } = &graph.value(id).def {
-        id = args[0];
-    }
-    id
-}
-
-fn place_of(graph: &Graph, id: ValueId) -> Where {
-    let value = graph.value(id);
-    let op = match &value.def {
-        Def::Op { op, .. } => Op::name(op),
-        Def::Input | Def::Weight => "port",
-    };
-    Where {
-        path: value.name.clone(),
-        op,
-        shape: value.ty.shape.to_vec(),
-        reference: id.0,
-        model: id.0,
-        reference_graph: graph.name.clone(),
-        model_graph: graph.name.clone(),
-    }
 }

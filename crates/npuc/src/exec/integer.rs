@@ -17,6 +17,7 @@ use product::Product;
 mod blocks;
 mod prepare;
 mod product;
+mod torq;
 
 #[cfg(test)]
 mod tests;
@@ -58,6 +59,8 @@ struct Rule {
     product: Option<Product>,
     /// The place of a matrix in blocks that bf16 numbers are multiplied with.
     blocks: Option<usize>,
+    /// How bf16 numbers are computed, where that is more than one rounding.
+    torq: Option<torq::Arithmetic>,
     twins: Vec<Twin>,
 }
 
@@ -137,15 +140,16 @@ impl Integer {
         stored: &[Tensor],
         out: &mut [f32],
     ) {
-        let Rule { value, form, product, blocks, .. } = &self.rules[number];
+        let Rule { value, form, product, blocks, torq, .. } = &self.rules[number];
         let value = *value;
-        let cut = match (product, blocks) {
-            (Some(product), _) => product.compute(step, read, &self.matrices, out),
-            (None, Some(stored_at)) => {
+        let cut = match (product, blocks, torq) {
+            (Some(product), _, _) => product.compute(step, read, &self.matrices, out),
+            (None, Some(stored_at), _) => {
                 let bias = step.args.get(2).map(&read);
                 blocks::project(read(&step.args[0]), &stored[*stored_at], bias, out)
             }
-            (None, None) => {
+            (None, None, Some(arithmetic)) => torq::compute(*arithmetic, step, read, out),
+            (None, None, None) => {
                 ops::compute(step, read, stored, out);
                 form.map_or(0, |form| form.round(out))
             }

@@ -44,9 +44,9 @@ pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32
         Op::Sub {} => binary(out, vector::sub, |a, b| a - b),
         Op::Mul {} => binary(out, vector::mul, |a, b| a * b),
         Op::Div {} => binary(out, vector::div, |a, b| a / b),
-        Op::Sum { axis } => reduce(arg(0), dims(0), *axis, out, 0.0, |a, b| a + b),
+        Op::Sum { axis } => sum(arg(0), dims(0), *axis, out),
         Op::Mean { axis } => {
-            reduce(arg(0), dims(0), *axis, out, 0.0, |a, b| a + b);
+            sum(arg(0), dims(0), *axis, out);
             let count = dims(0)[*axis] as f32;
             out.iter_mut().for_each(|x| *x /= count);
         }
@@ -151,6 +151,11 @@ fn row_start(row: usize, shape: &[usize], strides: &[usize; 4]) -> usize {
 /// Extents before, at and after an axis.
 fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
+}
+
+/// The sums along an axis.
+pub(super) fn sum(x: &[f32], shape: &[usize], axis: usize, out: &mut [f32]) {
+    reduce(x, shape, axis, out, 0.0, |a, b| a + b);
 }
 
 fn reduce(x: &[f32], shape: &[usize], axis: usize, out: &mut [f32], start: f32, f: fn(f32, f32) -> f32) {

@@ -70,24 +70,18 @@ fn attention(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]], scale: f32)
     Some(reshape(ops, mixed, &[heads, tokens, dim]))
 }
 
-/// With one row the window as a whole is multiplied by the taps and summed; with several, the rows below each tap are
-/// multiplied by it and added up.
+/// The rows below each tap are multiplied by it and added up.
 fn short_conv(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]]) -> Option<Source> {
     let (&[x, weight, ref bias @ ..], &[&[rows, _], &[_, taps], ..]) = (args, shapes) else { return None };
     let len = (rows + 1).checked_sub(taps)?;
     let by_tap = ops.op(Op::Transpose { perm: vec![1, 0] }, &[weight]);
-    let sum = if len == 1 {
-        let products = ops.op(Op::Mul {}, &[x, by_tap]);
-        ops.op(Op::Sum { axis: 0 }, &[products])
-    } else {
-        let mut product = |start: usize| {
-            let rows = ops.op(Op::Slice { axis: 0, start, len }, &[x]);
-            let tap = ops.op(Op::Slice { axis: 0, start, len: 1 }, &[by_tap]);
-            ops.op(Op::Mul {}, &[rows, tap])
-        };
-        let products: Vec<Source> = (0..taps).map(&mut product).collect();
-        products.into_iter().reduce(|sum, product| ops.op(Op::Add {}, &[sum, product]))?
+    let mut product = |start: usize| {
+        let rows = ops.op(Op::Slice { axis: 0, start, len }, &[x]);
+        let tap = ops.op(Op::Slice { axis: 0, start, len: 1 }, &[by_tap]);
+        ops.op(Op::Mul {}, &[rows, tap])
     };
+    let products: Vec<Source> = (0..taps).map(&mut product).collect();
+    let sum = products.into_iter().reduce(|sum, product| ops.op(Op::Add {}, &[sum, product]))?;
     Some(bias.iter().fold(sum, |sum, &bias| ops.op(Op::Add {}, &[sum, bias])))
 }
 

@@ -15,6 +15,7 @@ mod columns;
 mod conv;
 mod decompose;
 mod heads;
+mod pieces;
 mod range;
 mod rank;
 mod simplify;
@@ -71,6 +72,8 @@ passes! {
     LinearToConv "linear-to-conv",
     /// Lets caches of keys that enter and leave whole be `[kv_heads, head_dim, capacity]`, so that scores need no transposition.
     KeysAsColumns "keys-as-columns",
+    /// Multiplies with each piece of a joined value where products alone read it, e.g. past and new rows of a cache.
+    SplitJoinedProducts "split-joined-products",
     /// Joins two axes around operations of rank 4 that do not tell them apart, so that their rank is 3.
     JoinAxes "join-axes",
 }
@@ -104,7 +107,7 @@ impl Pass {
     /// Whether the pass rewrites what decompositions leave, and so has to run after them.
     pub const fn follows_decomposition(self) -> bool {
         match self {
-            Pass::JoinAxes | Pass::LinearToConv | Pass::KeysAsColumns => true,
+            Pass::JoinAxes | Pass::LinearToConv | Pass::KeysAsColumns | Pass::SplitJoinedProducts => true,
             Pass::Simplify
             | Pass::RescaleRmsNorm
             | Pass::GuardSwiglu
@@ -135,6 +138,7 @@ impl Pass {
             Pass::GuardSwiglu => range::guard_swiglu(graph),
             Pass::LinearToConv => conv::linear_to_conv(graph),
             Pass::JoinAxes => rank::join_axes(graph),
+            Pass::SplitJoinedProducts => pieces::split_joined_products(graph),
             Pass::KeysAsColumns => return columns::keys_as_columns(graph),
         };
         Changes { patches, ports: Vec::new() }

@@ -115,9 +115,18 @@ output "y" = %16"#,
         r#"%0 = input "x" : f32[3, 8]
 %1 = weight "w" : bf16[8, 3]
 %2 = transpose(%1) {perm = [1, 0]} : f32[3, 8]
-%3 = mul(%0, %2) : f32[3, 8]
-%4 = sum(%3) {axis = 0} : f32[1, 8]
-output "y" = %4"#,
+%3 = slice(%0) {axis = 0, start = 0, len = 1} : f32[1, 8]
+%4 = slice(%2) {axis = 0, start = 0, len = 1} : f32[1, 8]
+%5 = mul(%3, %4) : f32[1, 8]
+%6 = slice(%0) {axis = 0, start = 1, len = 1} : f32[1, 8]
+%7 = slice(%2) {axis = 0, start = 1, len = 1} : f32[1, 8]
+%8 = mul(%6, %7) : f32[1, 8]
+%9 = slice(%0) {axis = 0, start = 2, len = 1} : f32[1, 8]
+%10 = slice(%2) {axis = 0, start = 2, len = 1} : f32[1, 8]
+%11 = mul(%9, %10) : f32[1, 8]
+%12 = add(%5, %8) : f32[1, 8]
+%13 = add(%12, %11) : f32[1, 8]
+output "y" = %13"#,
     ),
     (
         Pass::DecomposeShortConv,

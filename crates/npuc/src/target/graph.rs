@@ -5,6 +5,7 @@ use super::hazard::{Danger, danger};
 use super::number::WeightFormat;
 use super::rule::{Cost, Extent, Hazard, Limit, Mend, Per, Remedy, Rule};
 use super::{Chip, Grade, Misfit, Place, UnitKind, remedy};
+use crate::back::BackEnd;
 use crate::diag::{Code, Severity};
 use crate::ir::{Def, Graph, Op, ValueId};
 use crate::model::Port;
@@ -463,13 +464,14 @@ impl<'a> Scene<'a> {
         self.ops().filter_map(misfit).collect()
     }
 
-    /// Whether a transposition moves only axes of extent 1.
+    /// Whether a transposition moves only axes of extent 1, or turns a weight that modules for Torq hold turned.
     fn is_reshape(&self, at: &At<'_>) -> bool {
-        let Op::Transpose { perm } = at.op else { return false };
-        let Some(shape) = at.args.first().map(|&arg| self.shape(arg)) else { return false };
-        let wide: Vec<usize> =
-            perm.iter().copied().filter(|&axis| shape.get(axis).is_some_and(|&len| len > 1)).collect();
-        wide.is_sorted()
+        let (Op::Transpose { perm }, Some(&arg)) = (at.op, at.args.first()) else { return false };
+        if self.chip.back_end == Some(BackEnd::Torq) && self.graph.value(arg).def == Def::Weight {
+            return true;
+        }
+        let wide = |axis: &usize| self.shape(arg).get(*axis).is_some_and(|&len| len > 1);
+        perm.iter().copied().filter(wide).is_sorted()
     }
 
     fn refused(&self, at: &At<'_>, name: &str) -> Misfit {

@@ -7,7 +7,7 @@
 use super::emit::{Emitter, Term};
 use super::tensor_type;
 use crate::diag::Result;
-use crate::ir::{Def, Op, ValueId};
+use crate::ir::{Def, Op, Value, ValueId};
 use crate::model::Port;
 
 /// Groups of heads that are written one after the other: the fastest of 1, 2, 4 and 8 for 8 heads of 64 rows and columns.
@@ -41,10 +41,16 @@ fn factors(e: &Emitter<'_>, id: ValueId) -> Option<[ValueId; 2]> {
     }
 }
 
+/// Of a cache before the step, which layer it is of, counted from the first with states in the module.
 fn past_layer(e: &Emitter<'_>, id: ValueId) -> Option<usize> {
     let value = e.value(id);
     let Ok(Port::Past(_, layer)) = value.name.parse() else { return None };
-    (value.def == Def::Input).then_some(layer)
+    let layer_of = |value: &Value| match value.name.parse() {
+        Ok(Port::Past(_, layer)) if value.def == Def::Input => Some(layer),
+        Ok(_) | Err(_) => None,
+    };
+    let first = e.graph.values.iter().filter_map(layer_of).min()?;
+    (value.def == Def::Input).then_some(layer - first)
 }
 
 /// Whether a value is 1 where nothing is written.

@@ -41,6 +41,8 @@ pub struct Constant {
     pub element: Element,
     part: Part,
     tensor: Tensor,
+    /// Matrices in the same format whose rows follow, for turned blocks.
+    below: Vec<Tensor>,
 }
 
 /// How blocks of a stored format are laid out.
@@ -89,20 +91,27 @@ impl Constant {
     pub(super) fn plain(name: &str, tensor: &Tensor) -> Option<Constant> {
         let element = Element::of(tensor.dtype)?;
         let (shape, tensor) = (tensor.shape.to_vec(), tensor.clone());
-        Some(Constant { name: name.to_owned(), shape, element, part: Part::Plain, tensor })
+        Some(Constant { name: name.to_owned(), shape, element, part: Part::Plain, tensor, below: Vec::new() })
     }
 
     /// Any tensor as bf16 numbers, `[rows, cols]`.
     pub(super) fn as_bf16(name: &str, tensor: &Tensor) -> Constant {
         let (shape, tensor) = (tensor.shape.to_vec(), tensor.clone());
-        Constant { name: name.to_owned(), shape, element: Element::Bf16, part: Part::Plain, tensor }
+        Constant { name: name.to_owned(), shape, element: Element::Bf16, part: Part::Plain, tensor, below: Vec::new() }
     }
 
     /// A matrix `[out, in]` as bf16 numbers `[1, in, out]`.
     pub(super) fn transposed(name: &str, tensor: &Tensor) -> Constant {
         let shape = vec![1, tensor.shape[1], tensor.shape[0]];
         let tensor = tensor.clone();
-        Constant { name: name.to_owned(), shape, element: Element::Bf16, part: Part::Transposed, tensor }
+        Constant {
+            name: name.to_owned(),
+            shape,
+            element: Element::Bf16,
+            part: Part::Transposed,
+            tensor,
+            below: Vec::new(),
+        }
     }
 
     /// A part of a matrix in blocks.
@@ -117,7 +126,16 @@ impl Constant {
             Part::TurnedScales => ("s", vec![count, 1, out], Element::Bf16),
             Part::Plain | Part::Transposed => unreachable!("a plain matrix has no blocks"),
         };
-        Constant { name: format!("{name}.{ending}"), shape, element, part, tensor: tensor.clone() }
+        let (name, tensor) = (format!("{name}.{ending}"), tensor.clone());
+        Constant { name, shape, element, part, tensor, below: Vec::new() }
+    }
+
+    /// The same part of matrices in one format, joined along their rows.
+    pub(super) fn of_turned_blocks(name: &str, matrices: &[Tensor], blocks: Blocks, part: Part) -> Constant {
+        let mut constant = Constant::of_blocks(name, &matrices[0], blocks, part);
+        constant.below = matrices[1..].to_vec();
+        constant.shape[2] = matrices.iter().map(|matrix| matrix.shape[0]).sum();
+        constant
     }
 
     /// The stored format that the constant is a whole weight in; `None` for parts and turned matrices.
@@ -151,10 +169,11 @@ impl Constant {
             return Ok(());
         }
         let blocks = self.blocks();
-        let bytes = self.tensor.bytes();
-        for row in 0..self.tensor.shape[0] {
-            for place in 0..self.shape[0] {
-                let scale = self.block(&bytes, row, place, 0, blocks).scale;
+        for matrix in self.matrices() {
+            let bytes = matrix.bytes();
+            let of_row = |row| (0..self.shape[0]).map(move |place| (row, place));
+            for (row, place) in (0..matrix.shape[0]).flat_map(of_row) {
+                let scale = block(matrix, &bytes, (row, place, 0), blocks).scale;
                 if bf16::from_f32(scale).to_f32() != scale || scale.is_sign_negative() {
                     return Err(Diagnostic::error(Code::Misfit, "a scale of a weight is not a positive bf16 number")
                         .subject(&self.name)
@@ -166,6 +185,11 @@ impl Constant {
             }
         }
         Ok(())
+    }
+
+    /// The matrices that the constant is made of.
+    fn matrices(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.tensor].into_iter().chain(&self.below)
     }
 
     fn blocks(&self) -> Blocks {
@@ -252,7 +276,7 @@ impl Constant {
             run.clear();
             for place in 0..self.shape[1] {
                 for start in (0..blocks.len).step_by(MOST_AT_ONCE) {
-                    let block = self.block(&bytes, row, place, start, blocks);
+                    let block = block(&self.tensor, &bytes, (row, place, start), blocks);
                     match self.part {
                         Part::Quants => run.extend(block.quants[..block.count].iter().map(|&q| q as u8)),
                         Part::Scales if start == 0 => extend(&mut run, block.scale, blocks.scale),
@@ -270,8 +294,12 @@ impl Constant {
 
     fn each_turned(&self, put: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let blocks = self.blocks();
-        let bytes = self.tensor.bytes();
-        let out = self.tensor.shape[0];
+        let matrices: Vec<_> = self.matrices().map(|matrix| (matrix, matrix.bytes())).collect();
+        let rows: Vec<_> = matrices
+            .iter()
+            .flat_map(|(matrix, bytes)| (0..matrix.shape[0]).map(move |row| (*matrix, bytes, row)))
+            .collect();
+        let out = rows.len();
         let mut run = Vec::new();
         for place in 0..self.shape[0] {
             for start in (0..blocks.len).step_by(MOST_AT_ONCE) {
@@ -279,18 +307,18 @@ impl Constant {
                 match self.part {
                     Part::TurnedQuants => {
                         run.resize(count * out, 0);
-                        for row in 0..out {
-                            let block = self.block(&bytes, row, place, start, blocks);
+                        for (column, &(matrix, bytes, row)) in rows.iter().enumerate() {
+                            let block = block(matrix, bytes, (row, place, start), blocks);
                             for (at, &q) in block.quants[..count].iter().enumerate() {
-                                run[at * out + row] = q as u8;
+                                run[at * out + column] = q as u8;
                             }
                         }
                         put(&run)?;
                     }
                     Part::TurnedScales if start == 0 => {
                         run.clear();
-                        for row in 0..out {
-                            extend(&mut run, self.block(&bytes, row, place, 0, blocks).scale, Element::Bf16);
+                        for &(matrix, bytes, row) in &rows {
+                            extend(&mut run, block(matrix, bytes, (row, place, 0), blocks).scale, Element::Bf16);
                         }
                         put(&run)?;
                     }
@@ -301,42 +329,42 @@ impl Constant {
         }
         Ok(())
     }
+}
 
-    /// Elements of a block from its `start` on; see [`DType`] for the layouts.
-    fn block(&self, bytes: &[u8], row: usize, place: usize, start: usize, blocks: Blocks) -> Block {
-        let row_bytes = bytes.len() / self.tensor.shape[0];
-        let stored = &bytes[row * row_bytes..][..row_bytes];
-        let count = MOST_AT_ONCE.min(blocks.len - start);
-        let mut block = Block { scale: 0.0, minimum: 0.0, quants: [0; MOST_AT_ONCE], count };
-        let half = |at: usize| f16::from_le_bytes([stored[at], stored[at + 1]]).to_f32();
-        let nibble = |byte: u8, element: usize| ((byte >> (4 * element) << 4) as i8) >> 4;
-        let dtype = self.tensor.dtype;
-        let at = dtype.row_header_bytes() + place * dtype.block_bytes();
-        if dtype.row_header_bytes() > 0 {
-            block.scale = f32::from_le_bytes([stored[0], stored[1], stored[2], stored[3]]);
-            for (i, q) in block.quants[..count].iter_mut().enumerate() {
-                let element = start + i;
-                *q = match blocks.element {
-                    Element::I4 => nibble(stored[4 + element / 2], element % 2),
-                    Element::I8 | Element::F32 | Element::F16 | Element::Bf16 => stored[4 + element] as i8,
-                };
-            }
-            return block;
-        }
-        block.scale = half(at);
-        let header = if blocks.minima { 4 } else { 2 };
+/// Elements from `start` on of the block at a place of a row; see [`DType`] for the layouts.
+fn block(matrix: &Tensor, bytes: &[u8], (row, place, start): (usize, usize, usize), blocks: Blocks) -> Block {
+    let row_bytes = bytes.len() / matrix.shape[0];
+    let stored = &bytes[row * row_bytes..][..row_bytes];
+    let count = MOST_AT_ONCE.min(blocks.len - start);
+    let mut block = Block { scale: 0.0, minimum: 0.0, quants: [0; MOST_AT_ONCE], count };
+    let half = |at: usize| f16::from_le_bytes([stored[at], stored[at + 1]]).to_f32();
+    let nibble = |byte: u8, element: usize| ((byte >> (4 * element) << 4) as i8) >> 4;
+    let dtype = matrix.dtype;
+    let at = dtype.row_header_bytes() + place * dtype.block_bytes();
+    if dtype.row_header_bytes() > 0 {
+        block.scale = f32::from_le_bytes([stored[0], stored[1], stored[2], stored[3]]);
         for (i, q) in block.quants[..count].iter_mut().enumerate() {
+            let element = start + i;
             *q = match blocks.element {
-                Element::I4 => (stored[at + header + i % 16] >> (4 * (i / 16)) & 15) as i8 - 8,
-                Element::I8 | Element::F32 | Element::F16 | Element::Bf16 => stored[at + header + i] as i8,
+                Element::I4 => nibble(stored[4 + element / 2], element % 2),
+                Element::I8 | Element::F32 | Element::F16 | Element::Bf16 => stored[4 + element] as i8,
             };
         }
-        if blocks.minima {
-            // The nibbles are taken as signed, 8 lower than they are stored.
-            block.minimum = half(at + 2) + 8.0 * block.scale;
-        }
-        block
+        return block;
     }
+    block.scale = half(at);
+    let header = if blocks.minima { 4 } else { 2 };
+    for (i, q) in block.quants[..count].iter_mut().enumerate() {
+        *q = match blocks.element {
+            Element::I4 => (stored[at + header + i % 16] >> (4 * (i / 16)) & 15) as i8 - 8,
+            Element::I8 | Element::F32 | Element::F16 | Element::Bf16 => stored[at + header + i] as i8,
+        };
+    }
+    if blocks.minima {
+        // The nibbles are taken as signed, 8 lower than they are stored.
+        block.minimum = half(at + 2) + 8.0 * block.scale;
+    }
+    block
 }
 
 const COLUMNS_AT_ONCE: usize = 64;

@@ -2,21 +2,23 @@
 //!
 //! Every operation becomes one or a few lines; the values of the graph keep their numbers as SSA names, e.g. `%v12`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
 
 use super::cache::{self, Written};
 use super::constant::Constant;
 use super::module::{Module, Piece};
-use super::{Dialect, Element, ModulePort, Side, Storage, ops, tensor_type};
+use super::{CacheWrites, Dialect, Element, ModulePort, Products, Side, Storage, ops, tensor_type};
 use crate::diag::{Code, Diagnostic, Result};
-use crate::ir::{Def, Graph, Op, Value, ValueId};
+use crate::ir::{Def, Graph, Op, Output, Value, ValueId};
 use crate::model::Port;
 use crate::target::Checked;
 use crate::tensor::{self, Tensor};
 
-/// How a graph is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How graphs are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Style {
     /// Whose compiler reads it.
     pub dialect: Dialect,
@@ -24,6 +26,10 @@ pub struct Style {
     pub side: Side,
     /// Where weights are.
     pub storage: Storage,
+    /// How Torq multiplies with weights in blocks.
+    pub products: Products,
+    /// How Torq writes into caches.
+    pub cache_writes: CacheWrites,
 }
 
 /// The scope of parameters in the runtime.
@@ -33,7 +39,19 @@ pub const SCOPE: &str = "model";
 ///
 /// Errors: an operation or a format of weights without a form ([`Code::Misfit`]); a weight that is absent.
 pub fn emit(graph: &Checked, weights: &BTreeMap<String, Tensor>, name: &str, style: Style) -> Result<Module> {
-    emit_graph(graph.graph(), weights, name, style)
+    Ok(emit_graph(graph.graph(), weights, name, style, false)?.0)
+}
+
+/// The graph as a module of that name from which every value leaves that it computes, behind the graph's outputs and in that order.
+///
+/// Errors: as [`emit`].
+pub fn emit_traced(
+    graph: &Graph,
+    weights: &BTreeMap<String, Tensor>,
+    name: &str,
+    style: Style,
+) -> Result<(Module, Vec<ValueId>)> {
+    emit_graph(graph, weights, name, style, true)
 }
 
 pub(super) fn emit_graph(
@@ -41,7 +59,8 @@ pub(super) fn emit_graph(
     weights: &BTreeMap<String, Tensor>,
     name: &str,
     style: Style,
-) -> Result<Module> {
+    traced: bool,
+) -> Result<(Module, Vec<ValueId>)> {
     let mut emitter = Emitter {
         graph,
         weights,
@@ -52,11 +71,10 @@ pub(super) fn emit_graph(
         packed: Vec::new(),
         temporaries: 0,
         plain: HashMap::new(),
-        in_pieces: if style.dialect == Dialect::Torq { in_pieces(graph) } else { HashSet::new() },
         writes: Vec::new(),
     };
     let inputs: Vec<ValueId> = graph.ids().filter(|&id| graph.value(id).def == Def::Input).collect();
-    let aliases = aliases(graph, &inputs);
+    let mut aliases = aliases(graph, &inputs);
     for id in graph.ids() {
         match &graph.value(id).def {
             Def::Input | Def::Weight => {}
@@ -71,41 +89,26 @@ pub(super) fn emit_graph(
         shape: graph.value(id).ty.shape.to_vec(),
         element: style.dialect.activation(),
     };
-    let head = head(&emitter, &inputs, &aliases, name);
-    let tail = tail(&emitter);
+    let leaving = if traced { graph.ids().filter(|&id| emitter.computes(id)).collect() } else { Vec::new() };
+    let mut outputs = graph.outputs.clone();
+    outputs.extend(leaving.iter().map(|&value| Output { name: value.to_string(), value }));
+    aliases.resize(outputs.len(), None);
+    let head = head(&emitter, &inputs, (&outputs, &aliases), name);
+    let tail = tail(&emitter, &outputs);
     let Emitter { parameters, packed, pieces, .. } = emitter;
     let mut whole = vec![Piece::Text(head)];
     whole.extend(pieces);
     whole.push(Piece::Text(tail));
-    Ok(Module {
+    let module = Module {
         name: name.to_owned(),
         inputs: inputs.iter().map(|&id| port(&graph.value(id).name, id)).collect(),
-        outputs: graph.outputs.iter().map(|output| port(&output.name, output.value)).collect(),
+        outputs: outputs.iter().map(|output| port(&output.name, output.value)).collect(),
         aliases,
         parameters: parameters.into_values().collect(),
         packed,
         pieces: whole,
-    })
-}
-
-/// Two values joined along one of the last two axes, for products alone: Torq's compiler takes less time over the products of the
-/// pieces than over copies of whole caches.
-fn in_pieces(graph: &Graph) -> HashSet<ValueId> {
-    let operand_of = |id: ValueId, user: &Value| match &user.def {
-        Def::Op { op: Op::MatMul { transpose_b: false }, args } => args[0] != id && args[1] == id,
-        Def::Op { .. } | Def::Input | Def::Weight => false,
     };
-    let reads = |id: ValueId, user: &Value| match &user.def {
-        Def::Op { args, .. } => args.contains(&id),
-        Def::Input | Def::Weight => false,
-    };
-    let joined = |id: &ValueId| {
-        let Def::Op { op: Op::Concat { axis }, .. } = &graph.value(*id).def else { return false };
-        let inner = axis + 2 >= graph.value(*id).ty.shape.len();
-        let leaves = graph.outputs.iter().any(|output| output.value == *id);
-        inner && !leaves && graph.values.iter().filter(|user| reads(*id, user)).all(|user| operand_of(*id, user))
-    };
-    graph.ids().filter(joined).collect()
+    Ok((module, leaving))
 }
 
 /// For each output the input that it takes the place of: a state after the step, that before it.
@@ -119,7 +122,12 @@ fn aliases(graph: &Graph, inputs: &[ValueId]) -> Vec<Option<usize>> {
 }
 
 /// Everything before the first operation: globals of parameters and the function's ports.
-fn head(emitter: &Emitter<'_>, inputs: &[ValueId], aliases: &[Option<usize>], name: &str) -> String {
+fn head(
+    emitter: &Emitter<'_>,
+    inputs: &[ValueId],
+    (outputs, aliases): (&[Output], &[Option<usize>]),
+    name: &str,
+) -> String {
     let mut text = format!("module @{name} {{\n");
     for Constant { name, shape, element, .. } in emitter.parameters.values() {
         let ty = tensor_type(shape, *element);
@@ -128,7 +136,6 @@ fn head(emitter: &Emitter<'_>, inputs: &[ValueId], aliases: &[Option<usize>], na
             format_args!("  util.global private @\"{name}\" = #flow.parameter.named<\"{SCOPE}\"::\"{name}\"> : {ty}"),
         );
     }
-    let graph = emitter.graph;
     let ports: Vec<String> = inputs
         .iter()
         .enumerate()
@@ -139,7 +146,7 @@ fn head(emitter: &Emitter<'_>, inputs: &[ValueId], aliases: &[Option<usize>], na
             format!("%v{}: {}{alias}", id.0, emitter.type_of(id))
         })
         .collect();
-    let results = graph.outputs.iter().zip(aliases).map(|(output, alias)| {
+    let results = outputs.iter().zip(aliases).map(|(output, alias)| {
         let alias = alias.filter(|_| emitter.style.dialect == Dialect::Torq);
         let alias = alias.map_or(String::new(), |input| format!(" {{iree.abi.tied = {input} : i64}}"));
         format!("{}{alias}", emitter.type_of(output.value))
@@ -150,8 +157,7 @@ fn head(emitter: &Emitter<'_>, inputs: &[ValueId], aliases: &[Option<usize>], na
 }
 
 /// Everything after the last operation.
-fn tail(emitter: &Emitter<'_>) -> String {
-    let outputs = &emitter.graph.outputs;
+fn tail(emitter: &Emitter<'_>, outputs: &[Output]) -> String {
     let values: Vec<String> = outputs.iter().map(|output| format!("%v{}", output.value.0)).collect();
     let types: Vec<String> = outputs.iter().map(|output| emitter.type_of(output.value)).collect();
     format!("    return {} : {}\n  }}\n}}\n", values.join(", "), types.join(", "))
@@ -189,8 +195,6 @@ pub(super) struct Emitter<'a> {
     temporaries: usize,
     /// Plain weights that were brought in already, as activations.
     plain: HashMap<ValueId, Term>,
-    /// Joined caches that are never there as a whole: products take their pieces.
-    in_pieces: HashSet<ValueId>,
     /// Caches that are written when all else is computed, so that their temporaries are in nothing's way.
     pub(super) writes: Vec<(ValueId, Written)>,
 }
@@ -315,6 +319,14 @@ impl Emitter<'_> {
         term
     }
 
+    /// Whether a value has elements of its own in the module: a reshape has those of its operand.
+    fn computes(&self, id: ValueId) -> bool {
+        match &self.value(id).def {
+            Def::Input | Def::Weight | Def::Op { op: Op::Reshape { .. }, .. } => false,
+            Def::Op { .. } => true,
+        }
+    }
+
     /// Whether a value leaves the graph and is read by nothing in it.
     pub(super) fn leaves(&self, id: ValueId) -> bool {
         let reads = |value: &Value| match &value.def {
@@ -322,14 +334,6 @@ impl Emitter<'_> {
             Def::Input | Def::Weight => false,
         };
         self.graph.outputs.iter().any(|output| output.value == id) && !self.graph.values.iter().any(reads)
-    }
-
-    /// The pieces and the axis of a joined value that is never there as a whole.
-    pub(super) fn pieces(&self, id: ValueId) -> Option<(usize, &[ValueId])> {
-        match &self.value(id).def {
-            Def::Op { op: Op::Concat { axis }, args } if self.in_pieces.contains(&id) => Some((*axis, args)),
-            Def::Op { .. } | Def::Input | Def::Weight => None,
-        }
     }
 
     /// Whether a value is the port that says where new rows enter the caches, or the same under another shape.

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::json;
 
 use super::emit::Style;
-use super::{Constant, Dialect, Module, ModulePort, Parameters, Side, Storage, emit};
+use super::{Constant, Dialect, Module, ModulePort, Parameters, emit};
 use crate::back::chunk::{self, Chunk};
 use crate::back::{Emitted, EmittedFile};
 use crate::build::weight_types;
@@ -20,17 +20,6 @@ use crate::model::{Part, StepShape, llama, rope};
 use crate::quant::{Encodings, Real};
 use crate::target;
 use crate::tensor::Tensor;
-
-/// What the user chooses of the modules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lowering {
-    /// Whose compiler reads them.
-    pub dialect: Dialect,
-    /// Where plain matrices stand in products.
-    pub side: Side,
-    /// Where weights are.
-    pub storage: Storage,
-}
 
 /// What was exported.
 #[derive(Debug)]
@@ -47,13 +36,8 @@ pub struct Exported<'a> {
 ///
 /// Errors: shapes that the model cannot take; what [`target::check()`] and [`emit()`] refuse; a packed product that Torq would not
 /// fold.
-pub fn export<'a>(
-    checkpoint: &'a Checkpoint,
-    request: &Request,
-    parts: &[Part],
-    lowering: &Lowering,
-) -> Result<Exported<'a>> {
-    let Lowering { dialect, side, storage } = *lowering;
+pub fn export<'a>(checkpoint: &'a Checkpoint, request: &Request, parts: &[Part], style: Style) -> Result<Exported<'a>> {
+    let dialect = style.dialect;
     let types = weight_types(&checkpoint.tensors);
     let passes = request.target.passes(&request.mends);
     let chunks = chunk::chunks(&checkpoint.config, &types, request, parts, &passes, |graph| Ok(graph.clone()))?;
@@ -61,7 +45,7 @@ pub fn export<'a>(
     for chunk in chunks {
         let name = module_name(&chunk, parts.len());
         let checked = target::check(chunk.graph, &request.target, &request.question)?;
-        let module = emit(&checked, &checkpoint.tensors, &name, Style { dialect, side, storage })?;
+        let module = emit(&checked, &checkpoint.tensors, &name, style)?;
         let graph = checked.graph().clone();
         let encodings = (dialect == Dialect::Torq).then(|| Encodings::reals(&graph, Real::Bf16));
         let path = format!("{}/{name}.mlir", dialect.folder());
@@ -78,8 +62,8 @@ pub fn export<'a>(
     let files = vec![
         ExtraFile { path: "io.txt".into(), content: ExtraContent::Bytes(io_text(&modules).into_bytes()) },
         ExtraFile {
-            path: "export.json".into(),
-            content: ExtraContent::Bytes(described(checkpoint, request, lowering, &modules, &parameters)),
+            path: DESCRIPTION.into(),
+            content: ExtraContent::Bytes(described(checkpoint, request, style, &modules, &parameters)),
         },
         ExtraFile { path: PARAMETERS.into(), content: ExtraContent::Parameters(parameters) },
     ];
@@ -90,6 +74,9 @@ pub fn export<'a>(
 
 /// The file of parameters in a bundle.
 pub const PARAMETERS: &str = "parameters.safetensors";
+
+/// The file in a bundle that says how its modules are driven; its `style` is a [`Style`].
+pub const DESCRIPTION: &str = "export.json";
 
 /// The weights of a graph; of one of which rows are used, the whole.
 fn used(graph: &Graph) -> impl Iterator<Item = String> + '_ {
@@ -140,7 +127,7 @@ fn io_text(modules: &[(StepShape, Module)]) -> String {
 fn described(
     checkpoint: &Checkpoint,
     request: &Request,
-    lowering: &Lowering,
+    style: Style,
     modules: &[(StepShape, Module)],
     parameters: &Parameters,
 ) -> Vec<u8> {
@@ -152,7 +139,7 @@ fn described(
             input.map(|input| json!({ "output": output, "input": input, "begins_with": 0 }))
         });
         json!({
-            "file": format!("{}/{}.mlir", lowering.dialect.folder(), module.name),
+            "file": format!("{}/{}.mlir", style.dialect.folder(), module.name),
             "function": module.name,
             "shape": shape.to_string(),
             "tokens": shape.tokens,
@@ -166,6 +153,7 @@ fn described(
     let frequencies = rope::frequencies(config.rope(), config.head_dim());
     let value = json!({
         "target": request.target.name,
+        "style": style,
         "compiler_flags": request.target.flags_for(&request.question.precision),
         "modules": modules.iter().map(module).collect::<Vec<_>>(),
         "parameters": { "file": PARAMETERS, "scope": super::emit::SCOPE },

@@ -22,8 +22,8 @@ mod projection;
 mod tests;
 
 pub use constant::Constant;
-pub use emit::{SCOPE, emit};
-pub use export::{Exported, Lowering, PARAMETERS, export};
+pub use emit::{SCOPE, Style, emit, emit_traced};
+pub use export::{DESCRIPTION, Exported, PARAMETERS, export};
 pub use module::Module;
 pub use parameters::{Entry, Parameters};
 
@@ -64,6 +64,30 @@ pub enum Side {
     Left,
     /// `x · Wᵀ`: faster steps on x86, but IREE keeps a second, transposed copy of the weights and takes longer to load.
     Right,
+}
+
+/// How Torq multiplies with weights in blocks. The numbers are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Products {
+    /// Each matrix by itself.
+    Apart,
+    /// Matrices of the same values as one, whose result is cut, where none is wider than what it reads: queries, keys and values.
+    #[default]
+    Joined,
+    /// Each matrix as two, whose results are joined.
+    Halved,
+}
+
+/// How Torq writes new rows into caches. The numbers are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheWrites {
+    /// Chosen where the mask says so, a few heads at a time.
+    #[default]
+    Chosen,
+    /// As the graph has it: what stays and what is new, multiplied with the mask and added.
+    Added,
 }
 
 /// Where the weights of a module are.

@@ -40,6 +40,18 @@ impl Module {
         self.pieces.iter().map(of).sum()
     }
 
+    /// The text without names of the function and of weights and without the digits of constants: modules with the same outline take the
+    /// compiler and the chip as long.
+    pub fn outline(&self) -> String {
+        let text = self.pieces.iter().map(|piece| match piece {
+            Piece::Text(text) => text.as_str(),
+            Piece::Digits(_) => "",
+        });
+        let text: String = text.collect();
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        lines.map(|line| line.replace(&format!("@{}", self.name), "@")).collect::<Vec<_>>().join("\n")
+    }
+
     /// Writes the text.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         self.pieces.iter().try_for_each(|piece| match piece {

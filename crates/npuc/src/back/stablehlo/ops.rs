@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::emit::{Emitter, Term};
-use super::{Constant, Dialect, Element, cache, projection};
+use super::{CacheWrites, Constant, Dialect, Element, cache, projection};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::{Def, Op, ValueId};
 
@@ -19,12 +19,12 @@ pub(super) fn emit(e: &mut Emitter<'_>, id: ValueId, op: &Op, args: &[ValueId]) 
         Op::Abs {} => unary(e, id, "abs", args[0]),
         Op::Rsqrt {} => rsqrt(e, id, args[0]),
         Op::Affine { scale, offset } => affine(e, id, args[0], *scale, *offset),
-        Op::Add {} => match (e.style.dialect, cache::written(e, args)) {
-            (Dialect::Torq, Some(written)) if e.leaves(id) => {
+        Op::Add {} => match (e.style.dialect, e.style.cache_writes, cache::written(e, args)) {
+            (Dialect::Torq, CacheWrites::Chosen, Some(written)) if e.leaves(id) => {
                 e.writes.push((id, written));
                 Ok(())
             }
-            (Dialect::Torq, Some(_) | None) | (Dialect::Iree, _) => binary(e, id, "add", args),
+            (Dialect::Torq | Dialect::Iree, CacheWrites::Chosen | CacheWrites::Added, _) => binary(e, id, "add", args),
         },
         Op::Sub {} => binary(e, id, "subtract", args),
         Op::Mul {} => binary(e, id, "multiply", args),
@@ -214,9 +214,6 @@ fn lowest(element: Element) -> f32 {
 }
 
 fn concat(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId], axis: usize) -> Result<()> {
-    if e.pieces(id).is_some() {
-        return Ok(());
-    }
     let terms = args.iter().map(|&arg| e.operand(arg)).collect::<Result<Vec<Term>>>()?;
     let to = e.result(id);
     join(e, &terms, axis, &to);
@@ -287,18 +284,6 @@ fn transpose(e: &mut Emitter<'_>, id: ValueId, x: ValueId, perm: &[usize]) -> Re
 
 fn matmul(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId], transpose_b: bool) -> Result<()> {
     let a = e.operand(args[0])?;
-    let to = e.result(id);
-    if let Some((axis, pieces)) = e.pieces(args[1]) {
-        let pieces = pieces.to_vec();
-        let pieces = pieces.iter().map(|&piece| e.operand(piece)).collect::<Result<Vec<Term>>>()?;
-        if axis + 1 == a.shape.len() {
-            let products: Vec<Term> = pieces.iter().map(|b| dot(e, &a, b, false)).collect();
-            join(e, &products, axis, &to);
-        } else {
-            sum_of_products(e, &a, &pieces, &to);
-        }
-        return Ok(());
-    }
     let b = e.operand(args[1])?;
     let a = if e.is_write_mask(args[1]) { barrier(e, a) } else { a };
     let b = if e.is_write_mask(args[0]) { barrier(e, b) } else { b };
@@ -315,33 +300,6 @@ fn matmul(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId], transpose_b: bool)
     let product = dot(e, &a, &b, transpose_b);
     e.define(id, &product);
     Ok(())
-}
-
-/// The product with matrices one below the other: `a` is cut along its columns.
-fn sum_of_products(e: &mut Emitter<'_>, a: &Term, pieces: &[Term], to: &Term) {
-    let last = a.shape.len() - 1;
-    let (mut start, mut sum) = (0, None::<Term>);
-    for (place, b) in pieces.iter().enumerate() {
-        let len = b.shape[last - 1];
-        let cut = e.term(&[&a.shape[..last], &[len]].concat(), a.element);
-        cut_into(e, a, last, start..start + len, &cut);
-        start += len;
-        let product = dot(e, &cut, b, false);
-        sum = Some(match sum {
-            None => product,
-            Some(before) => {
-                let whole = if place + 1 == pieces.len() { to.clone() } else { e.term(&product.shape, a.element) };
-                e.line(format_args!(
-                    "{} = stablehlo.add {}, {} : {}",
-                    whole.name,
-                    before.name,
-                    product.name,
-                    whole.ty()
-                ));
-                whole
-            }
-        });
-    }
 }
 
 fn dot(e: &mut Emitter<'_>, a: &Term, b: &Term, transpose_b: bool) -> Term {

@@ -5,9 +5,9 @@
 
 use super::constant::{Blocks, Constant, Part};
 use super::emit::{Emitter, Term, no_form};
-use super::{Dialect, Element, Side};
+use super::{Dialect, Element, Products, Side, ops};
 use crate::diag::{Code, Diagnostic, Result};
-use crate::ir::ValueId;
+use crate::ir::{Def, Op, ValueId};
 use crate::tensor::Tensor;
 
 /// Writes `x [.., in] · weight [out, in]ᵀ (+ bias)`.
@@ -19,13 +19,19 @@ pub(super) fn emit(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId]) -> Result
     let rows = x.shape.iter().product::<usize>() / cols.max(1);
     let x = e.reshape(x, &[rows, cols]);
     let blocks = Blocks::of(weight.dtype, cols);
+    if let (Dialect::Torq, Products::Joined, Some(blocks)) = (e.style.dialect, e.style.products, blocks) {
+        let alike = alike(e, args);
+        if alike.len() > 1 {
+            return joined(e, id, &alike, blocks, x);
+        }
+    }
     // Lets whoever reads a compiler's complaint find the weight.
     e.line(format_args!("// {name}"));
     let y = match (e.style.dialect, blocks) {
         (Dialect::Iree, None) => iree_plain(e, &name, &weight, x)?,
         (Dialect::Iree, Some(blocks)) => iree_blocks(e, &name, &weight, blocks, x)?,
         (Dialect::Torq, None) => torq_plain(e, &name, &weight, x)?,
-        (Dialect::Torq, Some(blocks)) => torq_blocks(e, &name, &weight, blocks, x)?,
+        (Dialect::Torq, Some(blocks)) => torq_matrix(e, &name, &weight, blocks, x)?,
     };
     if blocks.is_some() {
         e.packed.push(name);
@@ -46,6 +52,45 @@ pub(super) fn emit(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId]) -> Result
     let sum = e.term(&[rows, out], y.element);
     e.line(format_args!("{} = stablehlo.add {}, {} : {}", sum.name, y.name, wide.name, sum.ty()));
     e.define(id, &sum);
+    Ok(())
+}
+
+/// Projections without a bias of the same values by matrices in one format, none with more rows than columns: their results and
+/// weights.
+fn alike(e: &Emitter<'_>, args: &[ValueId]) -> Vec<(ValueId, ValueId)> {
+    let &[x, weight] = args else { return Vec::new() };
+    let dtype = e.value(weight).ty.dtype;
+    let same = |id: &ValueId| match &e.value(*id).def {
+        Def::Op { op: Op::Linear {}, args } => match args[..] {
+            [other, weight] if other == x && e.value(weight).ty.dtype == dtype => Some((*id, weight)),
+            _ => None,
+        },
+        Def::Op { .. } | Def::Input | Def::Weight => None,
+    };
+    let narrow = |&(_, weight): &(ValueId, ValueId)| e.shape(weight)[0] <= e.shape(weight)[1];
+    let all: Vec<(ValueId, ValueId)> = e.graph.ids().filter_map(|id| same(&id)).collect();
+    if all.iter().all(narrow) { all } else { Vec::new() }
+}
+
+/// Such projections as one product, at the first of them.
+fn joined(e: &mut Emitter<'_>, id: ValueId, alike: &[(ValueId, ValueId)], blocks: Blocks, x: Term) -> Result<()> {
+    if alike[0].0 != id {
+        return Ok(());
+    }
+    let matrices = alike.iter().map(|&(_, weight)| e.weight(weight)).collect::<Result<Vec<Tensor>>>()?;
+    let names: Vec<String> = alike.iter().map(|&(_, weight)| e.value(weight).name.clone()).collect();
+    let name = names.join(" and ");
+    e.line(format_args!("// {name}"));
+    let y = torq_blocks(e, &name, &matrices, blocks, x)?;
+    let mut start = 0;
+    for (&(result, _), matrix) in alike.iter().zip(&matrices) {
+        let end = start + matrix.shape[0];
+        let part = e.term(&[y.shape[0], matrix.shape[0]], y.element);
+        ops::cut_into(e, &y, 1, start..end, &part);
+        e.define(result, &part);
+        start = end;
+    }
+    e.packed.extend(names);
     Ok(())
 }
 
@@ -206,10 +251,27 @@ fn torq_plain(e: &mut Emitter<'_>, name: &str, weight: &Tensor, x: Term) -> Resu
     batch_matmul(e, x, w)
 }
 
+/// A matrix as one product or two.
+fn torq_matrix(e: &mut Emitter<'_>, name: &str, weight: &Tensor, blocks: Blocks, x: Term) -> Result<Term> {
+    let out = weight.shape[0];
+    // Halves of an odd number of columns would leave 4-bit rows in the middle of a byte.
+    if e.style.products != Products::Halved || !out.is_multiple_of(4) {
+        return torq_blocks(e, name, std::slice::from_ref(weight), blocks, x);
+    }
+    let mut halves = Vec::with_capacity(2);
+    for rows in [0..out / 2, out / 2..out] {
+        let half = weight.rows(rows).ok_or_else(|| no_form(name, weight))?;
+        halves.push(torq_blocks(e, name, &[half], blocks, x.clone())?);
+    }
+    let to = e.term(&[x.shape[0], out], x.element);
+    ops::join(e, &halves, 1, &to);
+    Ok(to)
+}
+
 /// The form that Torq raises to a product with weights in blocks: dequantised tile by tile beside the multipliers.
-fn torq_blocks(e: &mut Emitter<'_>, name: &str, weight: &Tensor, blocks: Blocks, x: Term) -> Result<Term> {
+fn torq_blocks(e: &mut Emitter<'_>, name: &str, matrices: &[Tensor], blocks: Blocks, x: Term) -> Result<Term> {
     if blocks.minima || !TORQ_BLOCKS.contains(&blocks.len) {
-        return Err(no_form(name, weight));
+        return Err(no_form(name, &matrices[0]));
     }
     if x.shape[0] > 1 {
         return Err(Diagnostic::error(Code::Misfit, "the NPU multiplies packed weights with one row at a time")
@@ -219,8 +281,8 @@ fn torq_blocks(e: &mut Emitter<'_>, name: &str, weight: &Tensor, blocks: Blocks,
             .help("build for shapes of one token, e.g. --shapes 1t64c")
             .into());
     }
-    let q = e.constant(Constant::of_blocks(name, weight, blocks, Part::TurnedQuants))?;
-    let s = e.constant(Constant::of_blocks(name, weight, blocks, Part::TurnedScales))?;
+    let q = e.constant(Constant::of_turned_blocks(name, matrices, blocks, Part::TurnedQuants))?;
+    let s = e.constant(Constant::of_turned_blocks(name, matrices, blocks, Part::TurnedScales))?;
     let empty = e.term(&q.shape, Element::Bf16);
     e.line(format_args!("{} = tensor.empty() : {}", empty.name, empty.ty()));
     let d = e.term(&q.shape, Element::Bf16);

@@ -9,12 +9,24 @@ use npuc_kernels::quantize::{Search, positive_bf16_scales, quantize_row};
 
 use super::constant::{Blocks, Part};
 use super::emit::{Style, emit_graph};
-use super::{Constant, Dialect, Element, Parameters, Side, Storage};
+use super::{CacheWrites, Constant, Dialect, Element, Parameters, Products, Side, Storage};
 use crate::ir::text::parse;
 use crate::tensor::{DType, Shape, Tensor};
 
-const IREE: Style = Style { dialect: Dialect::Iree, side: Side::Left, storage: Storage::External };
-const TORQ: Style = Style { dialect: Dialect::Torq, side: Side::Left, storage: Storage::Inline };
+const IREE: Style = Style {
+    dialect: Dialect::Iree,
+    side: Side::Left,
+    storage: Storage::External,
+    products: Products::Apart,
+    cache_writes: CacheWrites::Added,
+};
+const TORQ: Style = Style {
+    dialect: Dialect::Torq,
+    side: Side::Left,
+    storage: Storage::Inline,
+    products: Products::Joined,
+    cache_writes: CacheWrites::Chosen,
+};
 
 /// A matrix of numbers that differ, in a format.
 fn matrix(dtype: DType, rows: usize, cols: usize) -> Tensor {
@@ -37,7 +49,7 @@ fn matrix(dtype: DType, rows: usize, cols: usize) -> Tensor {
 
 fn text(graph: &str, weights: &[(&str, Tensor)], style: Style) -> crate::Result<String> {
     let weights: BTreeMap<String, Tensor> = weights.iter().map(|(name, t)| ((*name).to_owned(), t.clone())).collect();
-    let module = emit_graph(&parse(graph).unwrap(), &weights, "step", style)?;
+    let module = emit_graph(&parse(graph).unwrap(), &weights, "step", style, false)?.0;
     let mut bytes = Vec::new();
     module.write(&mut bytes).unwrap();
     assert_eq!(bytes.len() as u64, module.len_bytes());

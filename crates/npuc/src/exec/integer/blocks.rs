@@ -3,10 +3,11 @@
 //! `y = bf16(sum over blocks of bf16(sum of x·q) · scale)`, sums being wide: bit for bit what the simulator of torq-runtime 2.3.0
 //! gives (1024x512 and 4608x256 weights, 4 and 8 bits).
 
-use half::{bf16, f16};
+use half::f16;
 use npuc_kernels::DType;
 use rayon::prelude::*;
 
+use super::torq::rounded;
 use crate::tensor::Tensor;
 
 /// Whether the arithmetic is known for a format.
@@ -57,8 +58,4 @@ fn block_product(dtype: DType, block: &[u8], x: &[f32]) -> f32 {
         pairs.map(|(q, (low, high))| f32::from((q & 15) as i8 - 8) * low + f32::from((q >> 4) as i8 - 8) * high).sum()
     };
     rounded(sum) * scale
-}
-
-fn rounded(x: f32) -> f32 {
-    bf16::from_f32(x).to_f32()
 }

@@ -7,7 +7,7 @@ use npuc_kernels::integer::has_row_scale;
 
 use super::super::{Executor, Place, elements, has_step, to_f32};
 use super::product::{Matrix, Product};
-use super::{Entry, Form, Integer, Rule, Twin, blocks};
+use super::{Entry, Form, Integer, Rule, Twin, blocks, torq};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::{Def, Graph, Op, ValueId};
 use crate::quant::{Encoding, Encodings, Real};
@@ -195,7 +195,8 @@ impl Maker<'_> {
         let product = if whole { self.product(op, args, value)? } else { None };
         let form = self.form(value);
         let blocks = self.blocks(op, step);
-        Ok(Rule { value: Some(value), form, product, blocks, twins: self.twins_of(value) })
+        let torq = torq::arithmetic(op).filter(|_| form == Some(Form::Brain));
+        Ok(Rule { value: Some(value), form, product, blocks, torq, twins: self.twins_of(value) })
     }
 
     /// A gain or another operand of plain arithmetic in the numbers that the step reads.

@@ -1,0 +1,290 @@
+//! `npuc tune`: a build for Torq in the fastest of the forms that are worth trying, by the compiler's own estimate.
+//!
+//! The forms compute the same numbers. One choice after the other is varied while the best of the others are kept, over modules of
+//! single layers, of which those with the same outline are compiled once; the whole model as one module comes last.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+
+use npuc::back::stablehlo::{CacheWrites, Dialect, Module, Products, Style, export};
+use npuc::bundle::write::{ExtraContent, ExtraFile};
+use npuc::ir::Graph;
+use npuc::model::{Chunks, layers};
+use npuc::{Code, Diagnostic, Error, Result, target};
+use npuc_run::modules;
+use npuc_run::toolchain::Installed;
+use npuc_run::toolchain::torq_profile::TorqProfile;
+use serde::Serialize;
+
+use super::chip::fitted;
+use super::modules::{Asked, Form, Times, asked, finish, making, refuse_flags, style, tool};
+use crate::args::TuneArgs;
+use crate::output::{Output, bytes};
+
+/// The file in the bundle that holds all tries.
+const TRIES: &str = "tune.json";
+/// The flag that says how weights are loaded ahead, and what it can be; nothing is the compiler's own way.
+const ALGORITHM: (&str, [&str; 3]) = ("--torq-prefetch-algorithm=", ["stream-schedule", "", "none"]);
+/// The flag for the part of the memory on the chip that weights may be loaded ahead into, in percent.
+const BUDGET: (&str, [&str; 4]) = ("--torq-prefetch-matmul-tile-budget-percent=", ["65", "", "50", "80"]);
+
+/// A form that was tried.
+#[derive(Clone, Debug, Serialize)]
+struct Try {
+    modules: &'static str,
+    products: Products,
+    cache_writes: CacheWrites,
+    flags: Vec<String>,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum Outcome {
+    Compiled {
+        /// By the compiler's own model, of all modules.
+        estimated_cycles: u64,
+        /// How much less the idler slice works than the busier one, as a part of that.
+        slices_apart: f64,
+        /// Work that does not run on the slices.
+        events_off_the_slices: usize,
+        /// Of the distinct modules.
+        compile_ms: u64,
+        peak_rss_bytes: u64,
+    },
+    Refused {
+        refused: String,
+    },
+}
+
+/// What one compilation told.
+#[derive(Clone)]
+struct Told {
+    profile: TorqProfile,
+    wall_ms: u64,
+    peak_rss_bytes: u64,
+}
+
+/// The outline of a module and the flags that it is compiled with.
+type Key = (String, Vec<String>);
+
+/// What a form is tried with.
+struct Tuner<'a> {
+    args: &'a TuneArgs,
+    asked: &'a Asked,
+    tool: &'a Installed,
+    /// What was compiled before, by outline and flags.
+    known: HashMap<Key, std::result::Result<Told, String>>,
+    /// The modules of every form that was tried.
+    seen: HashSet<Vec<Key>>,
+    tries: Vec<Try>,
+    output: Output,
+}
+
+/// A form with the cut of the model that it goes with.
+#[derive(Clone)]
+struct Candidate {
+    whole: bool,
+    form: Form,
+}
+
+/// Runs the command.
+pub(crate) fn command(args: &TuneArgs, output: Output) -> Result<()> {
+    let build = &args.build;
+    let target = target::find(&build.target)?;
+    if target.back_end()? != npuc::back::BackEnd::Torq {
+        let fault = Diagnostic::error(Code::BadArgument, "forms are tried for Torq alone").subject(&target.name);
+        return Err(fault.need("a target whose compiler estimates cycles: sl2610").into());
+    }
+    if build.chip.chunks.is_some() || build.no_compile {
+        let fault = Diagnostic::error(Code::BadArgument, "--chunks and --no-compile have no use here");
+        return Err(fault.help("how the model is cut is one of the things that are tried").into());
+    }
+    refuse_flags(build)?;
+    let tool = tool(build, &target)?;
+    let tool = tool.ok_or_else(|| Diagnostic::error(Code::MissingTool, "there is no compiler to ask"))?;
+    let style = style(build, Dialect::Torq)?;
+    let mut times = Times::default();
+    let mut asked = times.quantise_ms.measure(|| asked(build, &target, output))?;
+    let tuner = Tuner {
+        args,
+        asked: &asked,
+        tool: &tool,
+        known: HashMap::new(),
+        seen: HashSet::new(),
+        tries: Vec::new(),
+        output,
+    };
+    let (best, tries) = tuner.search(style)?;
+    let text = serde_json::to_vec_pretty(&tries).expect("tries have only text keys and plain values");
+    let files = vec![ExtraFile { path: TRIES.into(), content: ExtraContent::Bytes(text) }];
+    asked.request.chunks = Some(best.chunks(&asked));
+    output.note(&render(&tries));
+    finish(build, asked, (best.form, Some(tool), files), times, output)
+}
+
+impl Candidate {
+    fn chunks(&self, asked: &Asked) -> Chunks {
+        Chunks::Layers(match self.whole {
+            true => vec![layers(&asked.checkpoint.config)],
+            false => vec![1; layers(&asked.checkpoint.config)],
+        })
+    }
+
+    fn with_flag(&self, name: &str, value: &str) -> Candidate {
+        let mut flags = self.form.flags.clone();
+        flags.retain(|flag| !flag.starts_with(name));
+        flags.push(format!("{name}{value}"));
+        Candidate { form: Form { flags, ..self.form.clone() }, ..self.clone() }
+    }
+
+    fn with_style(&self, change: impl FnOnce(Style) -> Style) -> Candidate {
+        Candidate { form: Form { style: change(self.form.style), ..self.form.clone() }, ..self.clone() }
+    }
+}
+
+impl Tuner<'_> {
+    /// The fastest form, and all tries.
+    fn search(mut self, style: Style) -> Result<(Candidate, Vec<Try>)> {
+        let start = Candidate { whole: false, form: Form { style, flags: Vec::new() } };
+        let mut best = (self.cycles(&start)?, start);
+        let algorithms = |c: &Candidate| ALGORITHM.1.map(|value| c.with_flag(ALGORITHM.0, value)).to_vec();
+        let budgets = |c: &Candidate| BUDGET.1.map(|value| c.with_flag(BUDGET.0, value)).to_vec();
+        let products = |c: &Candidate| {
+            let all = [Products::Joined, Products::Apart, Products::Halved];
+            all.map(|products| c.with_style(|style| Style { products, ..style })).to_vec()
+        };
+        let writes = |c: &Candidate| {
+            let all = [CacheWrites::Chosen, CacheWrites::Added];
+            all.map(|cache_writes| c.with_style(|style| Style { cache_writes, ..style })).to_vec()
+        };
+        let whole = |c: &Candidate| {
+            let added = c.with_style(|style| Style { cache_writes: CacheWrites::Chosen, ..style });
+            vec![Candidate { whole: true, ..added }]
+        };
+        let mut choices: Vec<&dyn Fn(&Candidate) -> Vec<Candidate>> = vec![&algorithms, &budgets, &products, &writes];
+        if !self.args.layers_only {
+            choices.push(&whole);
+        }
+        for choice in choices {
+            for candidate in choice(&best.1) {
+                let cycles = self.cycles(&candidate)?;
+                if cycles.is_some_and(|cycles| best.0.is_none_or(|least| cycles < least)) {
+                    best = (cycles, candidate);
+                }
+            }
+        }
+        if best.0.is_none() {
+            let refused = self.tries.iter().find_map(|t| match &t.outcome {
+                Outcome::Refused { refused } => Some(refused.clone()),
+                Outcome::Compiled { .. } => None,
+            });
+            let fault = Diagnostic::error(Code::VendorRefusal, "the compiler takes the model in none of the forms");
+            return Err(fault
+                .have(refused.unwrap_or_default())
+                .help("build it with `npuc build` for the whole message")
+                .into());
+        }
+        Ok((best.1, self.tries))
+    }
+
+    /// The estimate of a form; `None` if the compiler refuses it, or if the same modules were tried before. A form that does not fit
+    /// is an error.
+    fn cycles(&mut self, candidate: &Candidate) -> Result<Option<u64>> {
+        let Candidate { whole, form } = candidate;
+        let mut request = self.asked.request.clone();
+        request.chunks = Some(candidate.chunks(self.asked));
+        let mended = fitted(&self.args.build, &self.asked.checkpoint, &request)?;
+        let exported = export(&self.asked.checkpoint, &mended.request, &mended.fit.parts, form.style)?;
+        let modules: Vec<(&Module, &Graph)> = exported
+            .graphs
+            .iter()
+            .filter_map(|emitted| emitted.module().map(|(_, module)| (module, &emitted.graph)))
+            .collect();
+        let key = |&(module, graph): &(&Module, &Graph)| -> Key {
+            (module.outline(), modules::flags(&request.target, graph, &form.flags))
+        };
+        let keys: Vec<Key> = modules.iter().map(key).collect();
+        if !self.seen.insert(keys.clone()) {
+            return Ok(None);
+        }
+        let (mut told, mut refused) = (Vec::new(), None);
+        for ((module, graph), key) in modules.into_iter().zip(keys) {
+            if !self.known.contains_key(&key) {
+                let spinner = self.output.spinner("trying");
+                let mut say = |text: &str| spinner.set_message(text.to_owned());
+                let mut making = making(&self.args.build, &request, form, self.tool, &mut say);
+                making.profile = true;
+                let outcome = match modules::tried(module, graph, &mut making) {
+                    Ok((compiled, Some(profile))) => {
+                        Ok(Told { profile, wall_ms: compiled.wall_ms, peak_rss_bytes: compiled.peak_rss_bytes })
+                    }
+                    Ok((_, None)) => Err("the compiler gave no estimate".to_owned()),
+                    Err(error) => Err(first_line(&error)),
+                };
+                self.known.insert(key.clone(), outcome);
+            }
+            match &self.known[&key] {
+                Ok(one) => told.push(one.clone()),
+                Err(message) => refused = refused.or(Some(message.clone())),
+            }
+        }
+        let outcome = match refused {
+            Some(refused) => Outcome::Refused { refused },
+            None => outcome(&told),
+        };
+        let cycles = match &outcome {
+            Outcome::Compiled { estimated_cycles, .. } => Some(*estimated_cycles),
+            Outcome::Refused { .. } => None,
+        };
+        let Style { products, cache_writes, .. } = form.style;
+        let modules = if *whole { "one" } else { "one a layer" };
+        let new = Try { modules, products, cache_writes, flags: form.flags.clone(), outcome };
+        self.output.note(line(&new).trim_end());
+        self.tries.push(new);
+        Ok(cycles)
+    }
+}
+
+/// All modules of a form together.
+fn outcome(told: &[Told]) -> Outcome {
+    let busy = |slice: u32| -> u64 {
+        told.iter().map(|one| one.profile.slices.get(&slice).map_or(0, |work| work.busy_cycles)).sum()
+    };
+    let (zero, one) = (busy(0), busy(1));
+    Outcome::Compiled {
+        estimated_cycles: told.iter().map(|one| one.profile.cycles).sum(),
+        slices_apart: 1.0 - zero.min(one) as f64 / zero.max(one).max(1) as f64,
+        events_off_the_slices: told.iter().map(|one| one.profile.off_slices()).sum(),
+        compile_ms: told.iter().map(|one| one.wall_ms).sum(),
+        peak_rss_bytes: told.iter().map(|one| one.peak_rss_bytes).max().unwrap_or(0),
+    }
+}
+
+fn first_line(error: &Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+fn line(tried: &Try) -> String {
+    let Try { modules, products, cache_writes, flags, outcome } = tried;
+    let flags: Vec<&str> = flags.iter().map(|flag| flag.trim_start_matches("--torq-prefetch-")).collect();
+    let form = format!("{modules}, products {products:?}, cache rows {cache_writes:?} {}", flags.join(" "));
+    match outcome {
+        Outcome::Compiled { estimated_cycles, slices_apart, events_off_the_slices, peak_rss_bytes, .. } => {
+            let apart = 100.0 * slices_apart;
+            format!(
+                "{estimated_cycles:>12} cycles, slices {apart:.1} % apart, {events_off_the_slices} events off them, compiler {}: {form}",
+                bytes(*peak_rss_bytes)
+            )
+        }
+        Outcome::Refused { refused } => format!("     refused: {form}: {refused}"),
+    }
+}
+
+fn render(tries: &[Try]) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write!(text, "{} forms tried; cycles are the compiler's estimate; all are in {TRIES}", tries.len());
+    text
+}
