@@ -1,5 +1,5 @@
-//! Real sizes through Torq's and IREE's compilers: LFM2-350M in 4 and 8 bits for SL2610, and the shape of Llama 3.2 1B as modules
-//! with external parameters.
+//! Real sizes through Torq's and IREE's compilers: LFM2-350M in 4 and 8 bits for SL2610 in the fastest of all forms, and the shape of
+//! Llama 3.2 1B as modules with external parameters.
 //!
 //! Takes about half an hour on two cores, 4 GB of memory and 8 GB of disk. Needs `../shared/configs`.
 
@@ -37,38 +37,26 @@ pub(crate) fn torq_full() -> Result<()> {
     let lfm2 = synth(&dir, &configs, "lfm2-350m")?;
     let mixed = dir.join("q8_0-q4_0-head.toml");
     fs::write(&mixed, "linear = \"q8_0\"\nlm_head = \"q4_0\"\n").map_err(|e| format!("{}: {e}", mixed.display()))?;
-    let each = ["1"; 16].join(",");
     let mixed = mixed.to_string_lossy().into_owned();
-    for (recipe, chunks, limited) in
-        [("q4_0", "1", true), ("q4_0", each.as_str(), true), (mixed.as_str(), each.as_str(), false)]
-    {
-        missed.extend(lfm2_module(&dir, &lfm2, recipe, chunks, limited)?);
+    for (recipe, limited) in [("q4_0", true), (mixed.as_str(), false)] {
+        missed.extend(tuned(&dir, &lfm2, recipe, limited)?);
     }
     let llama = synth(&dir, &configs, "llama-3.2-1b")?;
     for chip in ["mali-valhall", "iree-cpu"] {
         let flags = ["--target", chip, "--parameters", "external-bf16", "--shapes", "1t1024c"];
-        let (report, seconds) = built(&dir, &llama, &flags)?;
+        let (report, _, seconds) = built(&dir, &llama, "build", &flags)?;
         println!("{chip}: {seconds:.0} s, {}", report["compiled"][0]);
     }
     if missed.is_empty() { Ok(()) } else { Err(missed.join("; ")) }
 }
 
-/// One form of LFM2-350M against its limits; gives what was missed.
-fn lfm2_module(dir: &Path, model: &Path, recipe: &str, chunks: &str, limited: bool) -> Result<Vec<String>> {
-    let flags = [
-        "--target",
-        "sl2610",
-        "--shapes",
-        "1t64c",
-        "--recipe",
-        recipe,
-        "--quality",
-        "fast",
-        "--chunks",
-        chunks,
-        "--profile",
-    ];
-    let (report, seconds) = built(dir, model, &flags)?;
+/// The fastest form of LFM2-350M against its limits; gives what was missed.
+fn tuned(dir: &Path, model: &Path, recipe: &str, limited: bool) -> Result<Vec<String>> {
+    let flags = ["--target", "sl2610", "--shapes", "1t64c", "--recipe", recipe, "--quality", "fast", "--profile"];
+    let (report, tries, seconds) = built(dir, model, "tune", &flags)?;
+    for tried in tries.as_array().into_iter().flatten() {
+        println!("tried: {tried}");
+    }
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let packed: u64 = list("modules").iter().map(|module| number(&module["packed"])).sum();
@@ -106,21 +94,23 @@ fn synth(dir: &Path, configs: &Path, name: &str) -> Result<std::path::PathBuf> {
     Ok(model)
 }
 
-/// Builds a bundle, gives the report and the seconds that it took, and removes it.
-fn built(dir: &Path, model: &Path, flags: &[&str]) -> Result<(Value, f64)> {
+/// Builds a bundle, gives the report, the tries and the seconds that it took, and removes it.
+fn built(dir: &Path, model: &Path, command: &str, flags: &[&str]) -> Result<(Value, Value, f64)> {
     let bundle = dir.join("bundle");
     let mut build = npuc();
-    build.arg("--json").arg("build").arg(model).args(flags).arg("--no-tokenizer").arg("-o").arg(&bundle);
-    println!("== {flags:?}: build");
+    build.arg("--json").arg(command).arg(model).args(flags).arg("--no-tokenizer").arg("-o").arg(&bundle);
+    println!("== {flags:?}: {command}");
     let start = std::time::Instant::now();
     let output = build.output().map_err(|e| format!("cannot start {build:?}: {e}"))?;
     let seconds = start.elapsed().as_secs_f64();
     if !output.status.success() {
         return Err(format!("{build:?} failed: {}", String::from_utf8_lossy(&output.stderr)));
     }
+    let tries = fs::read(bundle.join("tune.json")).unwrap_or_else(|_| b"[]".to_vec());
+    let tries = serde_json::from_slice(&tries).map_err(|e| format!("tune.json: {e}"))?;
     fs::remove_dir_all(&bundle).map_err(|e| format!("cannot remove {}: {e}", bundle.display()))?;
     let report = serde_json::from_slice(&output.stdout).map_err(|e| format!("npuc's report: {e}"))?;
-    Ok((report, seconds))
+    Ok((report, tries, seconds))
 }
 
 fn npuc() -> Command {

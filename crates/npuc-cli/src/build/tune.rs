@@ -4,10 +4,10 @@
 //! single layers, of which those with the same outline are compiled once; the whole model as one module comes last.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
 
 use npuc::back::stablehlo::{CacheWrites, Dialect, Module, Products, Style, export};
 use npuc::bundle::write::{ExtraContent, ExtraFile};
+use npuc::fit::Request;
 use npuc::ir::Graph;
 use npuc::model::{Chunks, layers};
 use npuc::{Code, Diagnostic, Error, Result, target};
@@ -120,7 +120,7 @@ pub(crate) fn command(args: &TuneArgs, output: Output) -> Result<()> {
     let text = serde_json::to_vec_pretty(&tries).expect("tries have only text keys and plain values");
     let files = vec![ExtraFile { path: TRIES.into(), content: ExtraContent::Bytes(text) }];
     asked.request.chunks = Some(best.chunks(&asked));
-    output.note(&render(&tries));
+    output.note(&format!("{} forms tried; cycles are the compiler's estimate; all are in {TRIES}", tries.len()));
     finish(build, asked, (best.form, Some(tool), files), times, output)
 }
 
@@ -144,49 +144,57 @@ impl Candidate {
     }
 }
 
+/// What is varied while all else stays.
+#[derive(Clone, Copy)]
+enum Choice {
+    Algorithm,
+    Budget,
+    Products,
+    CacheWrites,
+    /// Of the whole model, with caches as such modules need them.
+    OneModule,
+}
+
+impl Choice {
+    fn candidates(self, from: &Candidate) -> Vec<Candidate> {
+        match self {
+            Choice::Algorithm => ALGORITHM.1.map(|value| from.with_flag(ALGORITHM.0, value)).to_vec(),
+            Choice::Budget => BUDGET.1.map(|value| from.with_flag(BUDGET.0, value)).to_vec(),
+            Choice::Products => [Products::Joined, Products::Apart, Products::Halved]
+                .map(|products| from.with_style(|style| Style { products, ..style }))
+                .to_vec(),
+            Choice::CacheWrites => [CacheWrites::Chosen, CacheWrites::Added]
+                .map(|cache_writes| from.with_style(|style| Style { cache_writes, ..style }))
+                .to_vec(),
+            Choice::OneModule => {
+                let cache_writes = CacheWrites::Chosen;
+                vec![Candidate { whole: true, ..from.with_style(|style| Style { cache_writes, ..style }) }]
+            }
+        }
+    }
+}
+
 impl Tuner<'_> {
     /// The fastest form, and all tries.
     fn search(mut self, style: Style) -> Result<(Candidate, Vec<Try>)> {
         let start = Candidate { whole: false, form: Form { style, flags: Vec::new() } };
         let mut best = (self.cycles(&start)?, start);
-        let algorithms = |c: &Candidate| ALGORITHM.1.map(|value| c.with_flag(ALGORITHM.0, value)).to_vec();
-        let budgets = |c: &Candidate| BUDGET.1.map(|value| c.with_flag(BUDGET.0, value)).to_vec();
-        let products = |c: &Candidate| {
-            let all = [Products::Joined, Products::Apart, Products::Halved];
-            all.map(|products| c.with_style(|style| Style { products, ..style })).to_vec()
-        };
-        let writes = |c: &Candidate| {
-            let all = [CacheWrites::Chosen, CacheWrites::Added];
-            all.map(|cache_writes| c.with_style(|style| Style { cache_writes, ..style })).to_vec()
-        };
-        let whole = |c: &Candidate| {
-            let added = c.with_style(|style| Style { cache_writes: CacheWrites::Chosen, ..style });
-            vec![Candidate { whole: true, ..added }]
-        };
-        let mut choices: Vec<&dyn Fn(&Candidate) -> Vec<Candidate>> = vec![&algorithms, &budgets, &products, &writes];
+        let mut choices = vec![Choice::Algorithm, Choice::Budget, Choice::Products, Choice::CacheWrites];
         if !self.args.layers_only {
-            choices.push(&whole);
+            choices.push(Choice::OneModule);
         }
         for choice in choices {
-            for candidate in choice(&best.1) {
+            for candidate in choice.candidates(&best.1) {
                 let cycles = self.cycles(&candidate)?;
                 if cycles.is_some_and(|cycles| best.0.is_none_or(|least| cycles < least)) {
                     best = (cycles, candidate);
                 }
             }
         }
-        if best.0.is_none() {
-            let refused = self.tries.iter().find_map(|t| match &t.outcome {
-                Outcome::Refused { refused } => Some(refused.clone()),
-                Outcome::Compiled { .. } => None,
-            });
-            let fault = Diagnostic::error(Code::VendorRefusal, "the compiler takes the model in none of the forms");
-            return Err(fault
-                .have(refused.unwrap_or_default())
-                .help("build it with `npuc build` for the whole message")
-                .into());
+        match best.0 {
+            Some(_) => Ok((best.1, self.tries)),
+            None => Err(refused(&self.tries)),
         }
-        Ok((best.1, self.tries))
     }
 
     /// The estimate of a form; `None` if the compiler refuses it, or if the same modules were tried before. A form that does not fit
@@ -209,30 +217,13 @@ impl Tuner<'_> {
         if !self.seen.insert(keys.clone()) {
             return Ok(None);
         }
-        let (mut told, mut refused) = (Vec::new(), None);
+        let mut told = Vec::new();
         for ((module, graph), key) in modules.into_iter().zip(keys) {
-            if !self.known.contains_key(&key) {
-                let spinner = self.output.spinner("trying");
-                let mut say = |text: &str| spinner.set_message(text.to_owned());
-                let mut making = making(&self.args.build, &request, form, self.tool, &mut say);
-                making.profile = true;
-                let outcome = match modules::tried(module, graph, &mut making) {
-                    Ok((compiled, Some(profile))) => {
-                        Ok(Told { profile, wall_ms: compiled.wall_ms, peak_rss_bytes: compiled.peak_rss_bytes })
-                    }
-                    Ok((_, None)) => Err("the compiler gave no estimate".to_owned()),
-                    Err(error) => Err(first_line(&error)),
-                };
-                self.known.insert(key.clone(), outcome);
-            }
-            match &self.known[&key] {
-                Ok(one) => told.push(one.clone()),
-                Err(message) => refused = refused.or(Some(message.clone())),
-            }
+            told.push(self.told(key, (module, graph), form, &request));
         }
-        let outcome = match refused {
-            Some(refused) => Outcome::Refused { refused },
-            None => outcome(&told),
+        let outcome = match told.into_iter().collect::<std::result::Result<Vec<Told>, String>>() {
+            Ok(told) => outcome(&told),
+            Err(refused) => Outcome::Refused { refused },
         };
         let cycles = match &outcome {
             Outcome::Compiled { estimated_cycles, .. } => Some(*estimated_cycles),
@@ -245,6 +236,44 @@ impl Tuner<'_> {
         self.tries.push(new);
         Ok(cycles)
     }
+
+    /// What the compiler says of a module, or said of one with the same outline.
+    fn told(
+        &mut self,
+        key: Key,
+        (module, graph): (&Module, &Graph),
+        form: &Form,
+        request: &Request,
+    ) -> std::result::Result<Told, String> {
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        let spinner = self.output.spinner("trying");
+        let mut say = |text: &str| spinner.set_message(text.to_owned());
+        let mut making = making(&self.args.build, request, form, self.tool, &mut say);
+        making.profile = true;
+        let told = match modules::tried(module, graph, &mut making) {
+            Ok((compiled, Some(profile))) => {
+                Ok(Told { profile, wall_ms: compiled.wall_ms, peak_rss_bytes: compiled.peak_rss_bytes })
+            }
+            Ok((_, None)) => Err("the compiler gave no estimate".to_owned()),
+            Err(error) => Err(error.to_string().lines().next().unwrap_or_default().to_owned()),
+        };
+        self.known.insert(key, told.clone());
+        told
+    }
+}
+
+/// No form is taken.
+fn refused(tries: &[Try]) -> Error {
+    let refused = tries.iter().find_map(|tried| match &tried.outcome {
+        Outcome::Refused { refused } => Some(refused.clone()),
+        Outcome::Compiled { .. } => None,
+    });
+    Diagnostic::error(Code::VendorRefusal, "the compiler takes the model in none of the forms")
+        .have(refused.unwrap_or_default())
+        .help("build it with `npuc build` for the whole message")
+        .into()
 }
 
 /// All modules of a form together.
@@ -262,10 +291,6 @@ fn outcome(told: &[Told]) -> Outcome {
     }
 }
 
-fn first_line(error: &Error) -> String {
-    error.to_string().lines().next().unwrap_or_default().to_owned()
-}
-
 fn line(tried: &Try) -> String {
     let Try { modules, products, cache_writes, flags, outcome } = tried;
     let flags: Vec<&str> = flags.iter().map(|flag| flag.trim_start_matches("--torq-prefetch-")).collect();
@@ -280,11 +305,4 @@ fn line(tried: &Try) -> String {
         }
         Outcome::Refused { refused } => format!("     refused: {form}: {refused}"),
     }
-}
-
-fn render(tries: &[Try]) -> String {
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = write!(text, "{} forms tried; cycles are the compiler's estimate; all are in {TRIES}", tries.len());
-    text
 }
