@@ -85,11 +85,15 @@ fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Pro
     Ok((program, session))
 }
 
-/// The file beside a bundle that keeps what the tools say when it is run.
+/// The file beside a bundle that keeps what the tools say when it is run; in TMPDIR where nothing can be written beside it.
 pub(crate) fn run_log(bundle: &Path) -> PathBuf {
-    let mut log = bundle.file_name().unwrap_or_default().to_owned();
-    log.push(".run.log");
-    bundle.with_file_name(log)
+    let mut name = bundle.file_name().unwrap_or_default().to_owned();
+    name.push(".run.log");
+    let log = bundle.with_file_name(&name);
+    match std::fs::OpenOptions::new().create(true).append(true).open(&log) {
+        Ok(_) => log,
+        Err(_) => std::env::temp_dir().join(name),
+    }
 }
 
 /// A bundle of Qualcomm's contexts, prepared anew for this machine's emulation.

@@ -64,17 +64,29 @@ pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
 
 /// What a board gave against the golden outputs of the bundle.
 fn of_board(args: &VerifyArgs, outputs: &Path, gate: Option<Gate>, output: Output) -> Result<u8> {
-    let BoardFigures { fidelity, step } = compare_board(&args.model, outputs)?;
-    let verdict = match (gate, fidelity.positions) {
-        (None, 0) => Ok(()),
-        (gate, _) => gate.unwrap_or_else(|| Gate::default_for(&fidelity, false)).check(&fidelity),
-    };
-    let broken = verdict.as_ref().err().map(|e| e.diagnostics().to_vec()).unwrap_or_default();
-    let mut text = render(&fidelity, BOARD);
-    for (name, cosine) in &step {
-        text.push_str(&format!("{name:<18}cosine {cosine:.9}\n"));
+    if args.device.on != On::Host || args.device.shapes.is_some() || args.device.chunks.is_some() {
+        let fault =
+            Diagnostic::error(Code::BadArgument, "what a board gave is compared with golden outputs, nothing is run");
+        return Err(fault.subject("--device-outputs").help("leave out --on, --shapes and --chunks").into());
     }
-    let report = BoardReport { fidelity, step, measured_on: BOARD, faithful: broken.is_empty(), broken };
+    let figures = compare_board(&args.model, outputs)?;
+    let judged = figures.judged();
+    let verdict = gate.unwrap_or_else(|| Gate::default_for(&judged, false)).check(&judged);
+    let broken = verdict.as_ref().err().map(|e| e.diagnostics().to_vec()).unwrap_or_default();
+    let mut text = render(&figures.fidelity, BOARD);
+    if figures.fidelity.positions > 0 {
+        text.push_str(&format!(
+            "scores of          {} of {} golden positions\n",
+            figures.fidelity.positions, figures.golden_positions
+        ));
+    }
+    for (name, cosine) in &figures.step {
+        text.push_str(&format!("{name:<18} cosine {cosine:.9}\n"));
+    }
+    for name in &figures.absent {
+        text.push_str(&format!("{name:<18} not given\n"));
+    }
+    let report = BoardReport { figures, measured_on: BOARD, faithful: broken.is_empty(), broken };
     output.result(&report, &text)?;
     let Err(error) = verdict else { return Ok(0) };
     output.note(&error.to_string());
@@ -87,9 +99,7 @@ const BOARD: &str = "device";
 #[derive(Serialize)]
 struct BoardReport {
     #[serde(flatten)]
-    fidelity: Fidelity,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    step: Vec<(String, f64)>,
+    figures: BoardFigures,
     measured_on: &'static str,
     faithful: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]

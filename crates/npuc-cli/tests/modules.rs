@@ -64,20 +64,21 @@ fn iree_computes_as_the_host() {
     // The largest difference beside scores of about 3 is 1e-5 of them.
     let exact = "max_abs<=3e-5,top1>=1,greedy>=1";
     for (name, target, on, flags) in [
-        ("lfm2-f32", "iree-cpu", "iree-cpu", ["--shapes", "4t40c,1t40c", "--weights", "left"]),
-        ("lfm2-bf16", "iree-cpu", "iree-cpu", ["--shapes", "1t40c", "--weights", "right"]),
-        ("llama-gqa3-f32", "iree-cpu", "iree-cpu", ["--shapes", "1t40c", "--parameters", "inline"]),
-        ("llama-gqa3-f32", "iree-cpu", "iree-cpu", ["--shapes", "16t40c,1t40c", "--recipe", "q8_0"]),
-        ("lfm2-f32", "iree-cpu", "iree-cpu", ["--shapes", "4t40c,1t40c", "--recipe", "q4_0"]),
-        ("lfm2-f32", "iree-vulkan", "iree-vulkan", ["--shapes", "4t40c,1t40c", "--recipe", "stored"]),
-        ("lfm2-bf16", "mali-valhall", "iree-vulkan", ["--shapes", "1t40c", "--parameters", "external-bf16"]),
+        ("lfm2-f32", "iree-cpu", "iree-cpu", &["--shapes", "1t40c,4t40c", "--weights", "left"][..]),
+        ("lfm2-f32", "iree-cpu", "iree-cpu", &["--shapes", "1t16c", "--recipe", "q4_0", "--parameters", "inline"]),
+        ("lfm2-bf16", "iree-cpu", "iree-cpu", &["--shapes", "1t40c", "--weights", "right"]),
+        ("llama-gqa3-f32", "iree-cpu", "iree-cpu", &["--shapes", "1t40c", "--parameters", "inline"]),
+        ("llama-gqa3-f32", "iree-cpu", "iree-cpu", &["--shapes", "16t40c,1t40c", "--recipe", "q8_0"]),
+        ("lfm2-f32", "iree-cpu", "iree-cpu", &["--shapes", "4t40c,1t40c", "--recipe", "q4_0"]),
+        ("lfm2-f32", "iree-vulkan", "iree-vulkan", &["--shapes", "4t40c,1t40c", "--recipe", "stored"]),
+        ("lfm2-bf16", "mali-valhall", "iree-vulkan", &["--shapes", "1t40c", "--parameters", "external-bf16"]),
     ] {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures").join(name);
         if !model.is_dir() {
             eprintln!("NOT RUN: {name}, because ../shared/fixtures is absent");
             continue;
         }
-        let flags = [&["--target", target], &flags[..]].concat();
+        let flags = [&["--target", target], flags].concat();
         compared(&model, &bundle, &flags, on, exact);
         every_operation(&bundle, on);
         let reference = model.join("expected.safetensors");
@@ -117,6 +118,14 @@ fn torq_computes_as_the_host() {
     }
     every_operation(&bundle, "torq-sim");
     golden_outputs(&bundle);
+    // Products of a single head have one row each, which the compiler would take off the slices.
+    let heads = folder.path().join("heads");
+    let flags = ["--target", "sl2610", "--shapes", "1t64c", "--recipe", "q8_0", "--attention", "split-head"];
+    good(
+        &[&["--json", "build", model.to_str().unwrap(), "-o", heads.to_str().unwrap(), "--no-tokenizer"], &flags[..]]
+            .concat(),
+    );
+    every_operation(&heads, "torq-sim");
 }
 
 /// Every operation of a bundle on its device, from the operands that the device has, is that of the host.
@@ -188,6 +197,29 @@ fn golden_outputs(bundle: &Path) {
     let output = npuc(&["--json", "verify", bundle, "--device-outputs", &wrong]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &report["faithful"], &report["greedy"]), (Some(1), &json!(false), &json!(0.0)));
+    // So are ports that are wrong, not the step's, or of another shape.
+    let bytes = fs::read(&step).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let scores = tensors.tensor("out.logits").unwrap();
+    let zeros = vec![0; scores.data().len()];
+    let turned = [scores.shape()[1], scores.shape()[0]];
+    for (name, shape, code, message) in [
+        ("out.logits", scores.shape(), 1, "a figure breaks a condition of the gate"),
+        ("out.logits", &turned, 3, "an output of the step has another shape"),
+        ("out.nothing", scores.shape(), 3, "the golden step has no such output"),
+    ] {
+        let view = TensorView::new(Dtype::F32, shape.to_vec(), &zeros).unwrap();
+        fs::write(&wrong, safetensors::serialize([(name, view)], None).unwrap()).unwrap();
+        let output = npuc(&["verify", bundle, "--device-outputs", &wrong]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(code) && said.contains(message),
+            "{name} {shape:?}: {:?} {said}",
+            output.status
+        );
+    }
+    let output = npuc(&["verify", bundle, "--device-outputs", &greedy, "--on", "torq-sim"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("leave out --on, --shapes and --chunks"));
     for (file, message) in [
         (format!("{bundle}/manifest.json"), "the file is not a safetensors file"),
         (format!("{bundle}/parameters.safetensors"), "the file has nothing to compare"),
@@ -228,11 +260,30 @@ fn what_modules_cannot_be() {
             "is a recipe of its own",
         ),
         (&["--target", "iree-cpu", "--twins"], "--twins is for other chips"),
+        (&["--target", "iree-cpu", "--shapes", "4t16c", "--no-compile"], "no step shape decodes"),
+        (&["--target", "iree-cpu", "--shapes", "1t16c,1t16c", "--no-compile"], "a step shape is given twice"),
+        (&["--target", "sl2610", "--shapes", "1t1c", "--no-compile"], "a capacity of at least 2 rows"),
     ] {
         let said = build(flags);
         assert!(said.contains(message), "{flags:?}: {said}");
         assert!(!Path::new(bundle).exists(), "{flags:?}");
     }
+    let quantised = folder.path().join("q4_0.gguf");
+    let args = ["quantize", model, "--recipe", "q4_0", "--quality", "fast", "-o", quantised.to_str().unwrap()];
+    assert!(program::npuc().args(args).output().unwrap().status.success());
+    let args = [
+        "build",
+        quantised.to_str().unwrap(),
+        "--target",
+        "sl2610",
+        "--shapes",
+        "1t16c",
+        "--no-compile",
+        "--no-tokenizer",
+    ];
+    let output = program::npuc().args(args).args(["-o", &format!("{bundle}.q4_0")]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("stored blocks are rounded anew"), "{said}");
     assert_eq!(build(&["--target", "iree-cpu", "--shapes", "1t16c", "--no-compile"]), "");
     let output = program::npuc().args(["verify", bundle, "--on", "iree-cpu"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

@@ -2,7 +2,6 @@
 //!
 //! A module is compiled for one machine, which its flags say; it runs where they lead and nowhere else.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -11,9 +10,9 @@ use std::time::Duration;
 use npuc::back::BackEnd;
 use npuc::back::stablehlo::{Module, PARAMETERS, SCOPE};
 use npuc::bundle::{GraphRecord, Manifest, ModuleRecord};
-use npuc::ir::{Def, Graph, Value};
-use npuc::target::{Precision, Target, WeightFormat};
-use npuc::{Code, DType, Diagnostic, Error, Result};
+use npuc::ir::{Def, Graph};
+use npuc::target::{Target, graph_flags};
+use npuc::{Code, Diagnostic, Error, Result};
 use serde::Serialize;
 
 use crate::device::module::{self, ModuleSpec, Runner};
@@ -88,7 +87,7 @@ pub fn make(folder: &Path, manifest: &Manifest, graphs: &[&Graph], making: &mut 
         let file = Path::new(source).with_extension("vmfb").to_string_lossy().into_owned();
         let mut log = making.log.as_os_str().to_owned();
         log.push(format!(".{function}.log"));
-        let flags = flags(making.target, graph, making.changes);
+        let flags = graph_flags(making.target, graph, making.changes);
         let (compiled, estimate) =
             compiled((&folder.join(source), &folder.join(&file)), &flags, Path::new(&log), making)?;
         let Compiled { wall_ms, peak_rss_bytes, vmfb_bytes: bytes } = compiled;
@@ -106,7 +105,7 @@ pub fn tried(module: &Module, graph: &Graph, making: &mut Making<'_>) -> Result<
     let folder = tempfile::tempdir().map_err(|e| unwritable_text(&e))?;
     let (mlir, vmfb) = (folder.path().join("tried.mlir"), folder.path().join("tried.vmfb"));
     write_module(module, &mlir)?;
-    let flags = flags(making.target, graph, making.changes);
+    let flags = graph_flags(making.target, graph, making.changes);
     let mut log = making.log.as_os_str().to_owned();
     log.push(".tried.log");
     compiled((&mlir, &vmfb), &flags, Path::new(&log), making)
@@ -147,42 +146,6 @@ fn compiled(
     let estimate = TorqProfile::read(&timeline)?;
     remove(&timeline)?;
     Ok((compiled, Some(estimate)))
-}
-
-/// The flags that the target's compiler needs for a graph: those that go with the formats of all its projections, with the user's
-/// `changes`: `--name=value` takes the place of what there is of that name, `--name=` removes it.
-pub fn flags(target: &Target, graph: &Graph, changes: &[String]) -> Vec<String> {
-    let formats: BTreeSet<DType> = graph.values.iter().filter_map(|value| projected(graph, value)).collect();
-    let precisions: Vec<Precision> = match formats.is_empty() {
-        true => vec![Precision::stored(target.float)],
-        false => formats.into_iter().map(|dtype| of_weights(target, dtype)).collect(),
-    };
-    let all = |flag: &&str| precisions.iter().all(|precision| target.flags_for(precision).contains(flag));
-    let flags = target.flags_for(&precisions[0]).into_iter().filter(all);
-    let mut flags: Vec<String> = flags.flat_map(str::split_whitespace).map(str::to_owned).collect();
-    for change in changes {
-        let name = change.split_inclusive('=').next().unwrap_or(change);
-        let place = flags.iter().position(|flag| flag.starts_with(name));
-        match (place, name != change) {
-            (Some(place), true) => flags[place].clone_from(change),
-            (None, true) => flags.push(change.clone()),
-            (Some(place), false) => drop(flags.remove(place)),
-            (None, false) => {}
-        }
-    }
-    flags
-}
-
-fn of_weights(target: &Target, dtype: DType) -> Precision {
-    Precision { weight: Some(WeightFormat::stored(dtype)), ..Precision::stored(target.float) }
-}
-
-/// The format of the matrix of a projection.
-fn projected(graph: &Graph, value: &Value) -> Option<DType> {
-    match &value.def {
-        Def::Op { op, args } if op.is_projection() => args.get(1).map(|&weight| graph.value(weight).ty.dtype),
-        Def::Op { .. } | Def::Input | Def::Weight => None,
-    }
 }
 
 /// The refusal with the weight that the first line of an error is about: a product that the compiler does not fold.

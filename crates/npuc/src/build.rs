@@ -26,25 +26,33 @@ impl Plan {
     ///
     /// Errors: a target that npuc cannot build for, no shape, a shape twice, no decode shape (`1t…c`), or capacities that differ (all graphs
     /// share one cache).
-    pub fn new(target: Target, mut shapes: Vec<StepShape>) -> Result<Plan> {
+    pub fn new(target: Target, shapes: Vec<StepShape>) -> Result<Plan> {
         target.back_end()?;
-        shapes.sort_unstable_by(|a, b| b.cmp(a));
-        let fault = |message: &str, need: &str| {
-            let have: Vec<String> = shapes.iter().map(StepShape::to_string).collect();
-            Err(Diagnostic::error(Code::BadShape, message).need(need).have(have.join(",")).into())
-        };
-        if shapes.windows(2).any(|pair| pair[0] == pair[1]) {
-            return fault("a step shape is given twice", "every shape once");
-        }
-        if shapes.windows(2).any(|pair| pair[0].capacity != pair[1].capacity) {
-            return fault("the step shapes have different capacities", "one capacity: all steps share the cache");
-        }
-        if shapes.last().is_none_or(|shape| shape.tokens != 1) {
-            return fault("no step shape decodes", "a shape of one token, e.g. 128t1024c,1t1024c");
-        }
+        let shapes = ordered(shapes)?;
         let passes = target.passes(&[]);
         Ok(Plan { target, shapes, passes })
     }
+}
+
+/// The step shapes of a program, the one with most tokens first.
+///
+/// Errors: [`Code::BadShape`] for a shape twice, capacities that differ, no shape of one token.
+pub fn ordered(mut shapes: Vec<StepShape>) -> Result<Vec<StepShape>> {
+    shapes.sort_unstable_by(|a, b| b.cmp(a));
+    let fault = |message: &str, need: &str| {
+        let have: Vec<String> = shapes.iter().map(StepShape::to_string).collect();
+        Err(Diagnostic::error(Code::BadShape, message).need(need).have(have.join(",")).into())
+    };
+    if shapes.windows(2).any(|pair| pair[0] == pair[1]) {
+        return fault("a step shape is given twice", "every shape once");
+    }
+    if shapes.windows(2).any(|pair| pair[0].capacity != pair[1].capacity) {
+        return fault("the step shapes have different capacities", "one capacity: all steps share the cache");
+    }
+    if shapes.last().is_none_or(|shape| shape.tokens != 1) {
+        return fault("no step shape decodes", "a shape of one token, e.g. 128t1024c,1t1024c");
+    }
+    Ok(shapes)
 }
 
 /// Builds, rewrites and checks the graph of every shape, the one with most tokens first.

@@ -152,7 +152,7 @@ fn one_capacity(shapes: &[StepShape]) -> Result<()> {
     match capacities[..] {
         [_] => Ok(()),
         _ => Err(Diagnostic::error(Code::BadShape, "the step shapes need one capacity: all steps share the cache")
-            .need("at least one shape, e.g. 128t1024c,1t1024c")
+            .need("shapes of one capacity, e.g. 128t1024c,1t1024c")
             .have(shapes.iter().map(StepShape::to_string).collect::<Vec<_>>().join(","))
             .into()),
     }

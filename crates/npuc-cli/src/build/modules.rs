@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use npuc::back::BackEnd;
 use npuc::back::stablehlo::{CacheWrites, Dialect, Exported, Products, Side, Storage, Style, export};
+use npuc::bundle::staging::refuse_other_content;
 use npuc::bundle::write::{Contents, ExtraFile, Made, Written, write_prepared};
 use npuc::fit::Request;
 use npuc::front::Checkpoint;
@@ -91,10 +92,11 @@ pub(super) fn build(args: &BuildArgs, target: &Target, dialect: Dialect, output:
     finish(args, asked, (Form { style, flags: Vec::new() }, tool, Vec::new()), times, output)
 }
 
-/// Refuses flags that a build for modules has no use for.
+/// Refuses flags that a build for modules has no use for, and a place that nothing may be written to.
 pub(super) fn refuse_flags(args: &BuildArgs) -> Result<()> {
     refuse_host_flags(args)?;
     refuse_other_flags(args)?;
+    refuse_other_content(&args.output)?;
     super::refuse_idle_recipe_flags(args)
 }
 
@@ -118,7 +120,7 @@ pub(super) fn finish(
     let (proofs, warnings) = times.proof_ms.measure(|| proved(&checkpoint, &mended, notes, output))?;
     let Mended { request, applied, fit } = mended;
 
-    let exported = export(&checkpoint, &request, &fit.parts, form.style)?;
+    let exported = export(&checkpoint, &request, &fit.parts, form.style, &form.flags)?;
     let modules = reported(&exported);
     let mut contents = contents(&request, form.style.dialect, exported, text);
     contents.recipe = Some(prepared.recipe_record());
@@ -242,7 +244,8 @@ pub(super) fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result
     let precision = Precision { name: recipe.name.clone(), activation, ..Precision::stored(target.float) };
     let question = Question::new(target, precision, &args.chip.flag)?;
     let checkpoint = open(args)?;
-    let shapes = given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config));
+    let shapes = npuc::build::ordered(given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config)))?;
+    refuse_single_row(target, &shapes)?;
     let chunks = args.chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
     let chunks = Some(chunks.unwrap_or(Chunks::Equal(1)));
     let mends = match args.attention {
@@ -256,6 +259,18 @@ pub(super) fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result
     let quantised = prepared.quantised(&checkpoint, &args.output, output)?;
     let checkpoint = quantised.checkpoint.clone();
     Ok(Asked { request, checkpoint, prepared, quantised })
+}
+
+/// Torq's compiler takes no cache of a single row: with a mask of one element, operations leave the slices.
+fn refuse_single_row(target: &Target, shapes: &[StepShape]) -> Result<()> {
+    match shapes.iter().find(|shape| target.back_end == Some(BackEnd::Torq) && shape.capacity < 2) {
+        None => Ok(()),
+        Some(shape) => Err(Diagnostic::error(Code::BadShape, "the cache has too few rows for the chip's compiler")
+            .subject("--shapes")
+            .need("a capacity of at least 2 rows")
+            .have(shape)
+            .into()),
+    }
 }
 
 /// How modules are written. Torq has no runtime for parameters, IREE has.

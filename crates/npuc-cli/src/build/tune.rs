@@ -3,7 +3,7 @@
 //! The forms compute the same numbers. One choice after the other is varied while the best of the others are kept, over modules of
 //! single layers, of which those with the same outline are compiled once; the whole model as one module comes last.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use npuc::back::stablehlo::{CacheWrites, Dialect, Module, Products, Style, export};
 use npuc::bundle::write::{ExtraContent, ExtraFile};
@@ -31,9 +31,11 @@ const BUDGET: (&str, [&str; 4]) = ("--torq-prefetch-matmul-tile-budget-percent="
 /// A form that was tried.
 #[derive(Clone, Debug, Serialize)]
 struct Try {
+    /// `one` of the whole model, or `one a layer`.
     modules: &'static str,
     products: Products,
     cache_writes: CacheWrites,
+    /// All flags of the compiler.
     flags: Vec<String>,
     #[serde(flatten)]
     outcome: Outcome,
@@ -56,6 +58,25 @@ enum Outcome {
     Refused {
         refused: String,
     },
+}
+
+/// Forms whose slices are further apart than this, as a part of the busier one's work, are taken only where there are no others: half of the
+/// chip would wait.
+const MOST_APART: f64 = 0.2;
+
+/// Whether the slices are too far apart, then the cycles.
+type Rank = (bool, u64);
+
+impl Outcome {
+    /// The less the better; `None` for a form that the compiler refuses.
+    fn rank(&self) -> Option<Rank> {
+        match self {
+            Outcome::Compiled { estimated_cycles, slices_apart, .. } => {
+                Some((*slices_apart > MOST_APART, *estimated_cycles))
+            }
+            Outcome::Refused { .. } => None,
+        }
+    }
 }
 
 /// What one compilation told.
@@ -178,16 +199,16 @@ impl Tuner<'_> {
     /// The fastest form, and all tries.
     fn search(mut self, style: Style) -> Result<(Candidate, Vec<Try>)> {
         let start = Candidate { whole: false, form: Form { style, flags: Vec::new() } };
-        let mut best = (self.cycles(&start)?, start);
+        let mut best = (self.rank(&start)?, start);
         let mut choices = vec![Choice::Algorithm, Choice::Budget, Choice::Products, Choice::CacheWrites];
         if !self.args.layers_only {
             choices.push(Choice::OneModule);
         }
         for choice in choices {
             for candidate in choice.candidates(&best.1) {
-                let cycles = self.cycles(&candidate)?;
-                if cycles.is_some_and(|cycles| best.0.is_none_or(|least| cycles < least)) {
-                    best = (cycles, candidate);
+                let rank = self.rank(&candidate)?;
+                if rank.is_some_and(|rank| best.0.is_none_or(|least| rank < least)) {
+                    best = (rank, candidate);
                 }
             }
         }
@@ -197,44 +218,42 @@ impl Tuner<'_> {
         }
     }
 
-    /// The estimate of a form; `None` if the compiler refuses it, or if the same modules were tried before. A form that does not fit
-    /// is an error.
-    fn cycles(&mut self, candidate: &Candidate) -> Result<Option<u64>> {
+    /// The rank of a form; `None` if the compiler refuses it, or if the same modules were tried before. A form that does not fit, and a
+    /// compiler that fails for a reason that npuc does not know, are errors.
+    fn rank(&mut self, candidate: &Candidate) -> Result<Option<Rank>> {
         let Candidate { whole, form } = candidate;
         let mut request = self.asked.request.clone();
         request.chunks = Some(candidate.chunks(self.asked));
         let mended = fitted(&self.args.build, &self.asked.checkpoint, &request)?;
-        let exported = export(&self.asked.checkpoint, &mended.request, &mended.fit.parts, form.style)?;
+        let exported = export(&self.asked.checkpoint, &mended.request, &mended.fit.parts, form.style, &form.flags)?;
         let modules: Vec<(&Module, &Graph)> = exported
             .graphs
             .iter()
             .filter_map(|emitted| emitted.module().map(|(_, module)| (module, &emitted.graph)))
             .collect();
         let key = |&(module, graph): &(&Module, &Graph)| -> Key {
-            (module.outline(), modules::flags(&request.target, graph, &form.flags))
+            (module.outline(), target::graph_flags(&request.target, graph, &form.flags))
         };
         let keys: Vec<Key> = modules.iter().map(key).collect();
         if !self.seen.insert(keys.clone()) {
             return Ok(None);
         }
         let mut told = Vec::new();
+        let flags: BTreeSet<String> = keys.iter().flat_map(|(_, flags)| flags.clone()).collect();
         for ((module, graph), key) in modules.into_iter().zip(keys) {
-            told.push(self.told(key, (module, graph), form, &request));
+            told.push(self.told(key, (module, graph), form, &request)?);
         }
         let outcome = match told.into_iter().collect::<std::result::Result<Vec<Told>, String>>() {
             Ok(told) => outcome(&told),
             Err(refused) => Outcome::Refused { refused },
         };
-        let cycles = match &outcome {
-            Outcome::Compiled { estimated_cycles, .. } => Some(*estimated_cycles),
-            Outcome::Refused { .. } => None,
-        };
+        let rank = outcome.rank();
         let Style { products, cache_writes, .. } = form.style;
         let modules = if *whole { "one" } else { "one a layer" };
-        let new = Try { modules, products, cache_writes, flags: form.flags.clone(), outcome };
+        let new = Try { modules, products, cache_writes, flags: flags.into_iter().collect(), outcome };
         self.output.note(line(&new).trim_end());
         self.tries.push(new);
-        Ok(cycles)
+        Ok(rank)
     }
 
     /// What the compiler says of a module, or said of one with the same outline.
@@ -244,9 +263,9 @@ impl Tuner<'_> {
         (module, graph): (&Module, &Graph),
         form: &Form,
         request: &Request,
-    ) -> std::result::Result<Told, String> {
+    ) -> Result<std::result::Result<Told, String>> {
         if let Some(known) = self.known.get(&key) {
-            return known.clone();
+            return Ok(known.clone());
         }
         let spinner = self.output.spinner("trying");
         let mut say = |text: &str| spinner.set_message(text.to_owned());
@@ -257,10 +276,15 @@ impl Tuner<'_> {
                 Ok(Told { profile, wall_ms: compiled.wall_ms, peak_rss_bytes: compiled.peak_rss_bytes })
             }
             Ok((_, None)) => Err("the compiler gave no estimate".to_owned()),
-            Err(error) => Err(error.to_string().lines().next().unwrap_or_default().to_owned()),
+            Err(error) => match error.diagnostics().first() {
+                Some(fault) if fault.code == Code::VendorRefusal => Err(fault.message.clone()),
+                // Later forms may well make the compiler crash; a tool that takes not even the first is broken.
+                Some(fault) if !self.tries.is_empty() => Err(fault.message.clone()),
+                Some(_) | None => return Err(error),
+            },
         };
         self.known.insert(key, told.clone());
-        told
+        Ok(told)
     }
 }
 
@@ -293,8 +317,17 @@ fn outcome(told: &[Told]) -> Outcome {
 
 fn line(tried: &Try) -> String {
     let Try { modules, products, cache_writes, flags, outcome } = tried;
-    let flags: Vec<&str> = flags.iter().map(|flag| flag.trim_start_matches("--torq-prefetch-")).collect();
-    let form = format!("{modules}, products {products:?}, cache rows {cache_writes:?} {}", flags.join(" "));
+    let flags: Vec<&str> = flags.iter().filter_map(|flag| flag.strip_prefix("--torq-prefetch-")).collect();
+    let products = match products {
+        Products::Apart => "apart",
+        Products::Joined => "joined",
+        Products::Halved => "halved",
+    };
+    let rows = match cache_writes {
+        CacheWrites::Chosen => "chosen",
+        CacheWrites::Added => "added",
+    };
+    let form = format!("modules {modules}, products {products}, cache rows {rows}, {}", flags.join(" "));
     match outcome {
         Outcome::Compiled { estimated_cycles, slices_apart, events_off_the_slices, peak_rss_bytes, .. } => {
             let apart = 100.0 * slices_apart;

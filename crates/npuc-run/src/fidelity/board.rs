@@ -128,6 +128,23 @@ pub struct BoardFigures {
     /// The cosine of every other output of the golden step that the file has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub step: Vec<(String, f64)>,
+    /// Golden positions whose scores the file could have had.
+    pub golden_positions: usize,
+    /// Outputs of the golden step that the file lacks, where it has any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub absent: Vec<String>,
+}
+
+impl BoardFigures {
+    /// The figures that a gate judges: the least cosine is that of all scores and outputs.
+    pub fn judged(&self) -> Fidelity {
+        let least = self.step.iter().map(|(_, cosine)| *cosine).reduce(f64::min);
+        let cosine_min = match (self.fidelity.cosine_min, least) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        Fidelity { cosine_min, ..self.fidelity.clone() }
+    }
 }
 
 /// Compares the outputs of a board with the golden ones of the bundle. The file is safetensors with `logits` `[n, vocab]` or
@@ -135,8 +152,8 @@ pub struct BoardFigures {
 /// board itself would choose; or `out.<port>` of the golden step; or both.
 ///
 /// # Errors
-/// [`Code::BadReference`] for a file that is none, scores of another vocabulary or more than there are ids, ports of another size, and
-/// numbers that are not finite; [`Code::BadBundle`] for a bundle without golden outputs.
+/// [`Code::BadReference`] for a file that is none, scores of another vocabulary or more than there are ids, ports that the step does not
+/// have or of another shape, and numbers that are not finite; [`Code::BadBundle`] for a bundle that is damaged or without golden outputs.
 pub fn compare_board(bundle: &Path, outputs: &Path) -> Result<BoardFigures> {
     let absent = |path: &Path| {
         Diagnostic::error(Code::BadBundle, "the bundle has no golden outputs")
@@ -147,6 +164,7 @@ pub fn compare_board(bundle: &Path, outputs: &Path) -> Result<BoardFigures> {
     if !step_path.is_file() || !greedy_path.is_file() {
         return Err(absent(&bundle.join("golden")).into());
     }
+    npuc::bundle::Bundle::open(bundle)?;
     let (step_file, greedy_file) = (SourceFile::open(&step_path)?, SourceFile::open(&greedy_path)?);
     let given_file = SourceFile::open(outputs)?;
     let (step, greedy, given) = (tensors(&step_file)?, tensors(&greedy_file)?, tensors(&given_file)?);
@@ -157,7 +175,13 @@ pub fn compare_board(bundle: &Path, outputs: &Path) -> Result<BoardFigures> {
         let have: Vec<&str> = given.names().into_iter().collect();
         return Err(fault.need("logits [n, vocab], or out.<port> of the golden step").have(have.join(", ")).into());
     }
-    Ok(BoardFigures { fidelity, step })
+    let golden = tensors(&step_file)?;
+    let expected = golden.names().into_iter().filter(|name| name.starts_with("out."));
+    let lacks = |name: &&str| !step.is_empty() && !step.iter().any(|(known, _)| known == name);
+    let mut absent: Vec<String> = expected.filter(lacks).map(str::to_owned).collect();
+    absent.sort_unstable();
+    let golden_positions = greedy.tensor("input_ids").map_or(0, |ids| ids.shape().iter().product());
+    Ok(BoardFigures { fidelity, step, golden_positions, absent })
 }
 
 fn tensors(file: &SourceFile) -> Result<SafeTensors<'_>> {
@@ -170,7 +194,11 @@ fn scores(given: &SafeTensors<'_>, greedy: &SafeTensors<'_>) -> Result<Fidelity>
     let Some(have) = floats(given, "logits")? else { return Ok(Fidelity::default()) };
     let expected = floats(greedy, "logits")?.unwrap_or_default();
     let count = greedy.tensor("input_ids").map_or(0, |ids| ids.shape().iter().product::<usize>());
-    let vocab = expected.len() / count.max(1);
+    let vocab = greedy.tensor("logits").ok().and_then(|tensor| tensor.shape().last().copied()).unwrap_or(0);
+    if count == 0 || vocab == 0 || expected.len() != count * vocab {
+        let fault = Diagnostic::error(Code::BadBundle, "the golden outputs do not go together").file(GREEDY);
+        return Err(fault.need("scores for every id").help("build the bundle again").into());
+    }
     let rows = have.len() / vocab.max(1);
     let shape = given.tensor("logits").map(|tensor| tensor.shape().to_vec()).unwrap_or_default();
     if shape.last() != Some(&vocab) || rows == 0 || rows > count {
@@ -179,11 +207,17 @@ fn scores(given: &SafeTensors<'_>, greedy: &SafeTensors<'_>) -> Result<Fidelity>
         return Err(fault.need(format!("[n, {vocab}] with n of 1 to {count}")).have(format!("{shape:?}")).into());
     }
     let prompt = greedy.tensor("prompt_tokens").ok().and_then(|tensor| {
-        usize::try_from(i64::from_le_bytes(*tensor.data().first_chunk::<8>()?)).ok().filter(|&tokens| tokens > 0)
+        usize::try_from(i64::from_le_bytes(*tensor.data().first_chunk::<8>()?))
+            .ok()
+            .filter(|tokens| (1..=count).contains(tokens))
     });
     let prompt = prompt.ok_or_else(|| {
         let fault = Diagnostic::error(Code::BadBundle, "the golden outputs do not say how long their prompt is");
-        fault.file(GREEDY).subject("prompt_tokens").need("one i64 above 0").help("build the bundle again")
+        fault
+            .file(GREEDY)
+            .subject("prompt_tokens")
+            .need(format!("one i64 of 1 to {count}"))
+            .help("build the bundle again")
     })?;
     let mut sums = Sums::default();
     let (mut agreed, mut parted) = (0, false);
@@ -201,12 +235,17 @@ fn scores(given: &SafeTensors<'_>, greedy: &SafeTensors<'_>) -> Result<Fidelity>
 fn step_cosines(given: &SafeTensors<'_>, golden: &SafeTensors<'_>) -> Result<Vec<(String, f64)>> {
     let mut names: Vec<&str> = golden.names().into_iter().filter(|name| name.starts_with("out.")).collect();
     names.sort_unstable();
+    if let Some(odd) = given.names().into_iter().find(|name| name.starts_with("out.") && !names.contains(name)) {
+        let fault = Diagnostic::error(Code::BadReference, "the golden step has no such output").subject(odd);
+        return Err(fault.need(names.join(", ")).into());
+    }
     let mut cosines = Vec::new();
     for name in names {
         let (Some(have), Some(expected)) = (floats(given, name)?, floats(golden, name)?) else { continue };
-        if have.len() != expected.len() {
-            let fault = Diagnostic::error(Code::BadReference, "an output of the step has another size").subject(name);
-            return Err(fault.need(format!("{} elements", expected.len())).have(have.len()).into());
+        let shape = |tensors: &SafeTensors<'_>| tensors.tensor(name).map_or(Vec::new(), |t| t.shape().to_vec());
+        if shape(given) != shape(golden) {
+            let fault = Diagnostic::error(Code::BadReference, "an output of the step has another shape").subject(name);
+            return Err(fault.need(format!("{:?}", shape(golden))).have(format!("{:?}", shape(given))).into());
         }
         cosines.push((name.to_owned(), Sums::default().add(&have, &expected)));
     }

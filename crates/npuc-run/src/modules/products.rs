@@ -14,7 +14,7 @@ use npuc::{Code, DType, Diagnostic, Result, Tensor, target};
 use npuc_kernels::quantize::{Search, positive_bf16_scales, quantize_row};
 use serde::Serialize;
 
-use super::{Making, compiled, flags, ports, write_module};
+use super::{Making, compiled, ports, write_module};
 use crate::device::module::{self, ModuleSpec, Runner, TIME_LIMIT};
 use crate::device::port::PortFormat;
 
@@ -140,7 +140,7 @@ pub fn product_cosine(
     making: &mut Making<'_>,
 ) -> Result<f64> {
     let vmfb = mlir.with_extension("vmfb");
-    let flags = flags(making.target, graph, making.changes);
+    let flags = target::graph_flags(making.target, graph, making.changes);
     let mut log = making.log.as_os_str().to_owned();
     log.push(".product.log");
     compiled((mlir, &vmfb), &flags, Path::new(&log), making)?;

@@ -251,7 +251,9 @@ const COMPILED: [&str; 3] = [".dla", ".dla.log", ".part.dla"];
 pub const PUSH_SCRIPT: &str = "push.sh";
 
 /// Only a new place, an empty folder or a bundle with nothing but its own files is written to.
-fn refuse_other_content(dir: &Path) -> Result<()> {
+///
+/// Errors: [`Code::Unwritable`] for any other place.
+pub fn refuse_other_content(dir: &Path) -> Result<()> {
     let fault = |message: &str| {
         let fault = Diagnostic::error(Code::Unwritable, message).file(dir);
         fault.help("name a new folder, or one that holds nothing but a bundle to replace")

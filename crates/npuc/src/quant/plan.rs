@@ -28,6 +28,18 @@ fn scales(destination: &Destination) -> Scales {
     }
 }
 
+/// Weights that keep their format but not their numbers, where the compiler takes no other scales than positive bf16 ones.
+fn rounded_anew(plan: &Plan) -> Option<Diagnostic> {
+    let is_anew = |weight: &&Planned| weight.from == weight.to && matches!(weight.to, DType::Q4_0 | DType::Q8_0);
+    let count = plan.weights.iter().filter(is_anew).count();
+    (plan.scales == Scales::PositiveBf16 && count > 0).then(|| {
+        Diagnostic::error(Code::UnsupportedFormat, "stored blocks are rounded anew")
+            .need("scales that are positive bf16 numbers: others keep the compiler from folding weights into their product")
+            .have(format!("{count} weights in q4_0 or q8_0 with scales in f16"))
+            .help("build from the unquantised model, or compare with `npuc verify DIR --against MODEL`")
+    })
+}
+
 /// The weights of a quantised model.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -136,6 +148,9 @@ impl Plan {
             let planned = Planned { name: spec.name, source, role: spec.role, shape: spec.shape, from, to };
             plan.notes.extend(head_note(&planned));
             plan.weights.push(planned);
+        }
+        if let Some(anew) = rounded_anew(&plan) {
+            if strict { faults.push(anew) } else { plan.notes.push(warning(anew)) }
         }
         Error::check(faults)?;
         Ok(plan)

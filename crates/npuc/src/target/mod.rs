@@ -18,6 +18,7 @@ use crate::place;
 
 pub mod check;
 mod file;
+mod flags;
 mod graph;
 mod hazard;
 pub mod ledger;
@@ -30,6 +31,7 @@ pub mod rule;
 mod tests;
 
 pub use check::{Checked, Question, check, fallbacks, misfits};
+pub use flags::graph_flags;
 pub(crate) use misfit::fold;
 pub use misfit::{Misfit, Place};
 pub use number::{Granularity, Number, Precision, WeightFormat};

@@ -262,8 +262,12 @@ impl Emitter<'_> {
     }
 
     /// A constant in the text or from the file of parameters.
-    pub(super) fn constant(&mut self, constant: Constant) -> Result<Term> {
+    pub(super) fn constant(&mut self, mut constant: Constant) -> Result<Term> {
         constant.check()?;
+        // iree-compile 3.13.0 computes products over half bytes in the text wrong without a word, over bytes right.
+        if (self.style.dialect, self.style.storage, constant.element) == (Dialect::Iree, Storage::Inline, Element::I4) {
+            constant.element = Element::I8;
+        }
         let term = self.term(&constant.shape, constant.element);
         let (name, ty) = (&term.name, term.ty());
         match self.style.storage {

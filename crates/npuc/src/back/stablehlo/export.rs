@@ -34,9 +34,17 @@ pub struct Exported<'a> {
 
 /// The modules of a model; the weights are written when the bundle is.
 ///
+/// `changes` are flags of the compiler instead of the target's, see [`target::graph_flags`].
+///
 /// Errors: shapes that the model cannot take; what [`target::check()`] and [`emit()`] refuse; a packed product that Torq would not
 /// fold.
-pub fn export<'a>(checkpoint: &'a Checkpoint, request: &Request, parts: &[Part], style: Style) -> Result<Exported<'a>> {
+pub fn export<'a>(
+    checkpoint: &'a Checkpoint,
+    request: &Request,
+    parts: &[Part],
+    style: Style,
+    changes: &[String],
+) -> Result<Exported<'a>> {
     let dialect = style.dialect;
     let types = weight_types(&checkpoint.tensors);
     let passes = request.target.passes(&request.mends);
@@ -49,7 +57,8 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, request: &Request, parts: &[Part],
         let graph = checked.graph().clone();
         let encodings = (dialect == Dialect::Torq).then(|| Encodings::reals(&graph, Real::Bf16));
         let path = format!("{}/{name}.mlir", dialect.folder());
-        modules.push((chunk.shape, module.clone()));
+        let flags = target::graph_flags(&request.target, &graph, changes);
+        modules.push((chunk.shape, module.clone(), flags));
         graphs.push(Emitted { shape: chunk.shape, graph, file: Some((path, EmittedFile::Module(module))), encodings });
     }
     let parameters = parameters(checkpoint, &modules, dialect)?;
@@ -84,6 +93,9 @@ fn used(graph: &Graph) -> impl Iterator<Item = String> + '_ {
     weights.map(|value| value.name.split_once('[').map_or(value.name.as_str(), |(whole, _)| whole).to_owned())
 }
 
+/// A module with the step that it computes and the flags of its compiler.
+type Made = (StepShape, Module, Vec<String>);
+
 /// `decode_step`, or `prefill_step_16t`; with the number of the part where there are several.
 fn module_name(chunk: &Chunk, parts: usize) -> String {
     let step = match chunk.shape.tokens {
@@ -94,9 +106,9 @@ fn module_name(chunk: &Chunk, parts: usize) -> String {
 }
 
 /// Those of all modules, and the table that tokens are embedded with.
-fn parameters(checkpoint: &Checkpoint, modules: &[(StepShape, Module)], dialect: Dialect) -> Result<Parameters> {
+fn parameters(checkpoint: &Checkpoint, modules: &[Made], dialect: Dialect) -> Result<Parameters> {
     let name = llama::EMBEDDING;
-    let mut constants: Vec<Constant> = modules.iter().flat_map(|(_, module)| module.parameters.clone()).collect();
+    let mut constants: Vec<Constant> = modules.iter().flat_map(|(_, module, _)| module.parameters.clone()).collect();
     if !constants.iter().any(|constant| constant.name == name) {
         let table = checkpoint
             .tensors
@@ -109,9 +121,9 @@ fn parameters(checkpoint: &Checkpoint, modules: &[(StepShape, Module)], dialect:
 }
 
 /// A line a port: module, direction, place, name, type.
-fn io_text(modules: &[(StepShape, Module)]) -> String {
+fn io_text(modules: &[Made]) -> String {
     let mut text = String::new();
-    for (_, module) in modules {
+    for (_, module, _) in modules {
         for (direction, ports) in [("in", &module.inputs), ("out", &module.outputs)] {
             for (place, ModulePort { name, shape, element }) in ports.iter().enumerate() {
                 let extents: Vec<String> = shape.iter().map(usize::to_string).collect();
@@ -128,13 +140,13 @@ fn described(
     checkpoint: &Checkpoint,
     request: &Request,
     style: Style,
-    modules: &[(StepShape, Module)],
+    modules: &[Made],
     parameters: &Parameters,
 ) -> Vec<u8> {
     let config = &checkpoint.config;
     let table = [EMBEDDING_TABLE, llama::EMBEDDING];
     let table = table.into_iter().find_map(|name| parameters.entries.iter().find(|e| e.constant.name == name));
-    let module = |(shape, module): &(StepShape, Module)| {
+    let module = |(shape, module, flags): &Made| {
         let states = module.aliases.iter().enumerate().filter_map(|(output, input)| {
             input.map(|input| json!({ "output": output, "input": input, "begins_with": 0 }))
         });
@@ -148,13 +160,13 @@ fn described(
             "outputs": module.outputs,
             "states": states.collect::<Vec<_>>(),
             "packed_products": module.packed.len(),
+            "compiler_flags": flags,
         })
     };
     let frequencies = rope::frequencies(config.rope(), config.head_dim());
     let value = json!({
         "target": request.target.name,
         "style": style,
-        "compiler_flags": request.target.flags_for(&request.question.precision),
         "modules": modules.iter().map(module).collect::<Vec<_>>(),
         "parameters": { "file": PARAMETERS, "scope": super::emit::SCOPE },
         "embedding": table.map(|entry| json!({

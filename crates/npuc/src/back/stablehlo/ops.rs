@@ -86,8 +86,8 @@ fn unary(e: &mut Emitter<'_>, id: ValueId, name: &str, x: ValueId) -> Result<()>
     Ok(())
 }
 
-/// Torq reads the root from a table that is off by up to 0.9 % (its simulator, 2.3.0), which one step of Newton's method halves and
-/// more: `y + y · -(x·y·y - 1) / 2`.
+/// Torq's root is off by up to 1 % (torq-compile 2.3.0), which one step of Newton's method halves: `y + y · -(x·y·y - 1) / 2`. The
+/// host follows every rounding of it (`exec/integer/torq`).
 fn rsqrt(e: &mut Emitter<'_>, id: ValueId, x: ValueId) -> Result<()> {
     if e.style.dialect == Dialect::Iree {
         return unary(e, id, "rsqrt", x);
@@ -297,7 +297,16 @@ fn matmul(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId], transpose_b: bool)
             .help("run the pass `keys-as-columns`")
             .into());
     }
-    let product = dot(e, &a, &b, transpose_b);
+    let is_row = a.shape[..rank - 1].iter().all(|&extent| extent == 1);
+    let product = match (e.style.dialect, is_row, transpose_b) {
+        // The compiler makes a vector of a single row, whose products leave the slices unless they are written as a batch.
+        (Dialect::Torq, true, false) => {
+            let batch = [1, b.shape[rank - 2], b.shape[rank - 1]];
+            let (a, b) = (e.reshape(a, &[1, batch[1]]), e.reshape(b, &batch));
+            projection::batch_matmul(e, a, b)?
+        }
+        (Dialect::Torq | Dialect::Iree, _, _) => dot(e, &a, &b, transpose_b),
+    };
     e.define(id, &product);
     Ok(())
 }

@@ -328,7 +328,7 @@ fn torq_blocks(e: &mut Emitter<'_>, name: &str, matrices: &[Tensor], blocks: Blo
 const TORQ_BLOCKS: [usize; 4] = [16, 32, 64, 128];
 
 /// `x [rows, in] · w [1, in, out]`.
-fn batch_matmul(e: &mut Emitter<'_>, x: Term, w: Term) -> Result<Term> {
+pub(super) fn batch_matmul(e: &mut Emitter<'_>, x: Term, w: Term) -> Result<Term> {
     let (rows, out) = (x.shape[0], w.shape[2]);
     let x = e.reshape(x, &[1, rows, w.shape[1]]);
     // Torq folds the weights into the product only over a filled result, not over a constant.
