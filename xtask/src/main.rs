@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod demo;
 mod fetch;
 mod fidelity;
@@ -46,6 +47,12 @@ enum Task {
     QnnFull,
     /// Real sizes through Torq's and IREE's compilers (release build; half an hour; fetches the tools)
     TorqFull,
+    /// Measure the real model over the workload of the repository, audit it, and write docs/example-report.html (release build; a few minutes)
+    Bench,
+    /// Write the workload of the repository anew
+    Workload,
+    /// Pictures of docs/example-report.html by Chromium, wide and as a phone, light and dark
+    Screenshots,
     /// Only the house rules: file lengths and headers, unsafe code, large files
     Tidy,
 }
@@ -60,6 +67,9 @@ fn main() -> ExitCode {
         Task::Peer => peer::peer(),
         Task::QnnFull => qnn::qnn_full(),
         Task::TorqFull => modules::torq_full(),
+        Task::Bench => bench::bench(),
+        Task::Workload => bench::write_workload(),
+        Task::Screenshots => bench::screenshots(),
         Task::Tidy => tidy::tidy(&root()),
     };
     match result {

@@ -9,13 +9,17 @@ use npuc::model::StepShape;
 use npuc::pass::Pass;
 use npuc::quant::solve::Grouping;
 
+mod bench;
 mod build;
 mod device;
 mod push;
+mod synth;
 
+pub(crate) use bench::{AuditArgs, BenchArgs, NullArgs, ReportArgs, ServeArgs};
 pub(crate) use build::{Attention, BuildArgs, ParametersArg, TuneArgs, WeightsArg};
 pub(crate) use device::{DeviceArgs, On};
 pub(crate) use push::PushArgs;
+pub(crate) use synth::SynthArgs;
 
 const START: &str = "\
 Where to begin:
@@ -64,6 +68,14 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Measure a bundle or checkpoint: against reference outputs or another model, or its perplexity on a text
     Verify(VerifyArgs),
+    /// Measure the latency of a model under a workload, so that it can be resumed and audited
+    Bench(BenchArgs),
+    /// Look for every way in which measured latencies can be wrong, npuc's or another tool's
+    Audit(AuditArgs),
+    /// Report measured latencies as tables, curves and plots, or compare several runs
+    Report(ReportArgs),
+    /// Answer requests from standard input, an event a line, for other programs that measure
+    ServeJsonl(ServeArgs),
     /// Estimate a bundle's DDR traffic and speed on one of Qualcomm's chips, without the chip
     Estimate(crate::estimate::EstimateArgs),
     /// Tell what a context binary for Qualcomm's chips holds, npuc's or another's, or how two of them differ
@@ -93,21 +105,6 @@ pub(crate) enum ToolchainCommand {
     },
     /// Tell which tools there are and whether they are installed
     List,
-}
-
-#[derive(Args)]
-pub(crate) struct SynthArgs {
-    /// A config.json as Hugging Face writes it
-    pub(crate) config: PathBuf,
-    /// The folder of the checkpoint
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) output: PathBuf,
-    /// The number format of the weights: bf16, f16 or f32
-    #[arg(long, default_value = "bf16", value_name = "FORMAT")]
-    pub(crate) format: String,
-    /// The seed of the randomness; the same seed gives the same bytes
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(crate) seed: u64,
 }
 
 /// How misfits are mended.

@@ -128,7 +128,7 @@ pub(crate) fn command(args: &DiffArgs, output: Output) -> Result<u8> {
         On::Host => compare(args, (&reference, &model), &ids)?,
         On::Qnn => compare_emulated(args, &model, &ids)?,
         On::IreeCpu | On::IreeVulkan | On::TorqSim => compare_on_modules(args, &model, &ids)?,
-        On::Litert => {
+        On::Litert | On::Null => {
             let fault = Diagnostic::error(Code::BadArgument, "this device does not show its values").subject("--on");
             return Err(fault.help("compare on this machine, or whole models with `npuc verify --on …`").into());
         }

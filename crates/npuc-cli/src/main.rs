@@ -8,6 +8,8 @@ use clap::Parser;
 use npuc::{Code, Diagnostic, Error, Result};
 
 mod args;
+mod audit;
+mod bench;
 mod build;
 mod check;
 mod context;
@@ -22,8 +24,10 @@ mod push;
 mod quantize;
 mod recipe;
 mod recipes;
+mod report;
 mod run;
 mod sarif;
+mod serve;
 mod session;
 mod solve;
 mod synth;
@@ -66,6 +70,10 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Toolchain(command) => toolchain::command(&command, output).map(|()| 0),
         Command::QnnWorker => npuc_run::device::qnn::worker().map(|()| 0),
         Command::Verify(args) => verify::command(&args, output),
+        Command::Bench(args) => bench::command(&args, output),
+        Command::Audit(args) => audit::command(&args, output),
+        Command::Report(args) => report::command(&args, output).map(|()| 0),
+        Command::ServeJsonl(args) => serve::command(&args, output).map(|()| 0),
         Command::Estimate(args) => estimate::command(&args, output).map(|()| 0),
         Command::Context(args) => context::command(&args, output),
         Command::Diff(args) => diff::command(&args, output),

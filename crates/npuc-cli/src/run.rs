@@ -187,7 +187,7 @@ fn sampling(args: &SamplingArgs) -> Result<Sampling> {
 }
 
 /// The given date, or today's where the user is.
-fn date(given: Option<&str>) -> Result<Date> {
+pub(crate) fn date(given: Option<&str>) -> Result<Date> {
     match given {
         Some(text) => Date::parse(text),
         None => {

@@ -33,20 +33,15 @@ pub(crate) fn open(
     };
     let is_bundle = bundle::is_bundle(model);
     match device.on {
-        On::Host | On::Qnn | On::IreeCpu | On::IreeVulkan | On::TorqSim if device.chunks.is_some() => {
+        On::Host | On::Qnn | On::IreeCpu | On::IreeVulkan | On::TorqSim | On::Null if device.chunks.is_some() => {
             refused("only LiteRT takes a model in chunks here", "add --on litert, or leave out --chunks")
         }
         On::Litert if is_bundle && device.chunks.is_some() => {
             refused("a bundle has the chunks it was built with", "leave out --chunks, or name the checkpoint")
         }
+        On::Null => refused("the null back end computes nothing", "it is for npuc bench and npuc serve-jsonl"),
         On::Host => {
-            let program = if is_bundle {
-                Program::open(model, shapes(device.shapes.as_ref())?)?
-            } else {
-                let checkpoint = front::open(model)?;
-                let shapes = shapes_for(&checkpoint, device, capacity)?;
-                Program::from_checkpoint(checkpoint, Some(shapes))?
-            };
+            let program = for_host(model, device, capacity)?;
             let session = Session::new(&program, threads(device.threads), keep)?;
             Ok((program, session))
         }
@@ -65,6 +60,16 @@ pub(crate) fn open(
             through_tflite(model, device, capacity, &tool)
         }
     }
+}
+
+/// A bundle, or a checkpoint that is built for this machine on the spot.
+pub(crate) fn for_host(model: &Path, device: &DeviceArgs, capacity: Option<usize>) -> Result<Program> {
+    if bundle::is_bundle(model) {
+        return Program::open(model, shapes(device.shapes.as_ref())?);
+    }
+    let checkpoint = front::open(model)?;
+    let shapes = shapes_for(&checkpoint, device, capacity)?;
+    Program::from_checkpoint(checkpoint, Some(shapes))
 }
 
 /// A bundle of compiled modules in the runtime or simulator that they are for.

@@ -95,6 +95,10 @@ fn help() {
         ("estimate-no-bundle", "estimate qwen2-bf16"),
         ("estimate-unknown-proxy", "estimate qwen2-bf16 --proxy moon"),
         ("help-push", "push --help"),
+        ("help-bench", "bench --help"),
+        ("help-audit", "audit --help"),
+        ("help-report", "report --help"),
+        ("help-serve-jsonl", "serve-jsonl --help"),
         ("unknown-flag", "run MODEL --sped"),
         ("unknown-flag-json", "run MODEL --sped --json"),
         ("explain-list", "explain"),
@@ -102,6 +106,24 @@ fn help() {
         ("explain-unknown", "explain tied-hat"),
         ("toolchain-unknown", "toolchain install ncc"),
         ("toolchain-list", "toolchain list"),
+    ]);
+}
+
+#[test]
+fn measured() {
+    check(&[
+        ("bench-bad-workload", "bench qwen2-bf16 --shapes 8t32c,1t32c --workload ../bench/bad.jsonl -o TMP/r.jsonl"),
+        ("bench-idle-null", "bench qwen2-bf16 --workload ../bench/bad.jsonl -o TMP/r.jsonl --null decode=1ms"),
+        ("audit-trace", "audit ../bench/trace.jsonl"),
+        ("audit-trace-json", "audit ../bench/trace.jsonl --json"),
+        ("audit-no-results", "audit qwen2-bf16/config.json"),
+        ("audit-bad-map", "audit ../bench/trace.jsonl --map tokens=a --map commit_ns=a..b"),
+        ("report-trace", "report ../bench/trace.jsonl --slo ttft=20ms,tpot=9ms --measured-on device"),
+        ("report-good", "report ../bench/good.jsonl --slo ttft=20ms,tpot=9ms --measured-on device"),
+        ("report-good-md", "report ../bench/good.jsonl ../bench/good.jsonl --md"),
+        ("report-good-csv", "report ../bench/good.jsonl --csv"),
+        ("report-vllm", "report ../bench/vllm.json --allow-incomplete"),
+        ("report-incomplete", "report ../bench/vllm.json"),
     ]);
 }
 

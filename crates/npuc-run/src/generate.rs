@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use npuc::{Code, Diagnostic, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
 use crate::text::{Sampler, StopTexts, TextModel, TextStream};
@@ -22,7 +22,7 @@ pub struct Request<'a> {
 }
 
 /// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Finish {
     /// The model said so with one of its end ids.

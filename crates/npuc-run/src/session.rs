@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use npuc::bundle::EMBEDDING_TABLE;
@@ -22,6 +23,7 @@ use rayon::ThreadPool;
 
 use crate::device::host::{HostStep, Observer, thread_pool};
 use crate::device::litert::LiteRt;
+use crate::device::null::{Null, NullStep};
 use crate::device::qnn::{Context as QnnContext, Qnn};
 use crate::device::{Device, chain};
 use crate::memory;
@@ -224,6 +226,23 @@ impl Session {
         Session::over(program, &layout, steps)
     }
 
+    /// A session that computes nothing, on the null device.
+    ///
+    /// Errors: as [`Session::new`].
+    pub fn on_null(program: &Program, null: &Null) -> Result<Session> {
+        let layout = Layout { config: &program.config, protocol: program.protocol };
+        refuse_too_large(program, &layout)?;
+        let count = Arc::new(AtomicU64::new(0));
+        let step = |&program::Step { shape, .. }: &program::Step| {
+            let sized =
+                |ports: Vec<Port>| ports.into_iter().map(|port| (port.to_string(), layout.elements(port, shape)));
+            let (inputs, outputs) = (sized(layout.inputs(shape)).collect(), sized(layout.outputs()).collect());
+            let device = Device::Null(NullStep::new(null, shape.tokens, &count, inputs, outputs));
+            Step::new(shape, device, Vec::new(), &layout)
+        };
+        Session::over(program, &layout, program.steps.iter().map(step).collect::<Result<_>>()?)
+    }
+
     fn over(program: &Program, layout: &Layout<'_>, steps: Vec<Step>) -> Result<Session> {
         let config = layout.config;
         let Some(shape) = steps.last().map(|step| step.shape).filter(|shape| shape.tokens == 1) else {
@@ -335,14 +354,27 @@ impl Session {
     /// Errors, before any computation: an id outside the vocabulary, more tokens than the context holds. During it:
     /// a device that fails; the host does not.
     pub fn feed(&mut self, ids: &[u32], mut each: impl FnMut(&[f32])) -> Result<()> {
+        self.advance(ids, |session, chunk| {
+            let first = session.first_row(chunk);
+            (first..first + chunk.valid).for_each(|row| each(session.logits_row(chunk.step, row)));
+        })
+    }
+
+    /// Feeds tokens; `after` is told after every step how many tokens it has room for and how many it took.
+    ///
+    /// Errors: as [`Session::feed`].
+    pub fn prefill(&mut self, ids: &[u32], mut after: impl FnMut(usize, usize)) -> Result<()> {
+        self.advance(ids, |session, chunk| after(session.steps[chunk.step].shape.tokens, chunk.valid))
+    }
+
+    fn advance(&mut self, ids: &[u32], mut after: impl FnMut(&Session, Chunk)) -> Result<()> {
         self.check(ids)?;
         let mut rest = ids;
         let shapes: Vec<usize> = self.steps.iter().map(|step| step.shape.tokens).collect();
         for chunk in chunks(&shapes, ids.len(), self.protocol, self.position == 0 && self.padding_stays_zero) {
             let (now, later) = rest.split_at(chunk.valid);
             self.step(chunk, now)?;
-            let first = self.first_row(chunk);
-            (first..first + chunk.valid).for_each(|row| each(self.logits_row(chunk.step, row)));
+            after(self, chunk);
             rest = later;
         }
         Ok(())

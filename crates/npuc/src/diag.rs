@@ -171,6 +171,14 @@ codes! {
     BadRange "bad-range" Input,
     /// The outputs differ from the reference by more than the gate allows.
     Unfaithful "unfaithful" No,
+    /// A workload or one of its requests is malformed or does not fit the model.
+    BadWorkload "bad-workload" Input,
+    /// A result file of a measurement is malformed, damaged, or of another run.
+    BadRun "bad-run" Input,
+    /// A measurement has not all requests, or was broken off in between.
+    IncompleteRun "incomplete-run" No,
+    /// An audit found that figures of a measurement cannot be trusted.
+    UnsoundRun "unsound-run" No,
     /// The work needs more memory than there is.
     OutOfMemory "out-of-memory" Input,
     /// A tool that the command needs is not installed.

@@ -7,12 +7,14 @@ pub mod chain;
 pub mod host;
 pub mod litert;
 pub mod module;
+pub mod null;
 pub mod port;
 mod process;
 pub mod qnn;
 
 use chain::Chain;
 use host::HostStep;
+use null::NullStep;
 
 /// One step graph on the device that executes it.
 pub enum Device {
@@ -20,6 +22,8 @@ pub enum Device {
     Host(HostStep),
     /// The step's segments one after the other, each on a device of its own.
     Chain(Chain),
+    /// Nothing computes; only time passes.
+    Null(NullStep),
 }
 
 impl Device {
@@ -28,6 +32,7 @@ impl Device {
         match self {
             Device::Host(step) => step.executor().inputs().map(|(name, len)| (name.to_owned(), len)).collect(),
             Device::Chain(step) => step.inputs().collect(),
+            Device::Null(step) => step.inputs(),
         }
     }
 
@@ -36,6 +41,7 @@ impl Device {
         match self {
             Device::Host(step) => step.executor().outputs().map(|(name, len)| (name.to_owned(), len)).collect(),
             Device::Chain(step) => step.outputs().collect(),
+            Device::Null(step) => step.outputs(),
         }
     }
 
@@ -47,6 +53,7 @@ impl Device {
         match self {
             Device::Host(step) => step.run(inputs),
             Device::Chain(step) => return step.run(inputs),
+            Device::Null(step) => return step.run(inputs),
         }
         Ok(())
     }
@@ -56,6 +63,7 @@ impl Device {
         match self {
             Device::Host(step) => step.executor().output(port),
             Device::Chain(step) => step.output(port),
+            Device::Null(step) => step.output(port),
         }
     }
 
@@ -64,6 +72,7 @@ impl Device {
         match self {
             Device::Host(step) => step.spare_memory(),
             Device::Chain(step) => step.spare_memory(),
+            Device::Null(_) => {}
         }
     }
 
@@ -72,6 +81,7 @@ impl Device {
         match self {
             Device::Host(step) => step.saturated(),
             Device::Chain(step) => step.saturated(),
+            Device::Null(_) => Vec::new(),
         }
     }
 
@@ -79,7 +89,7 @@ impl Device {
     pub fn kept(&self, value: ValueId) -> Option<&[f32]> {
         match self {
             Device::Host(step) => step.executor().kept(value),
-            Device::Chain(_) => None,
+            Device::Chain(_) | Device::Null(_) => None,
         }
     }
 }

@@ -1,0 +1,114 @@
+//! Times: rising within a request, one request after the other, and the same by two clocks.
+
+use crate::record::Status;
+use crate::results::{Form, Request, Results, Times};
+
+use super::{Book, Check};
+
+/// How far two clocks may differ over a request: the wall clock is slewed by up to 500 ppm and read beside the other one.
+const WALL_RELATIVE: f64 = 0.01;
+const WALL_NS: f64 = 20e6;
+
+pub(super) fn times(results: &Results, book: &mut Book) {
+    let (mut timed, mut walled) = (false, false);
+    for request in &results.requests {
+        timed |= rising(request, book);
+        walled |= wall(request, book);
+    }
+    if !timed {
+        book.unchecked(Check::Times, "the file has no times of tokens");
+    }
+    if !walled {
+        book.unchecked(Check::WallTime, "the file has no second clock");
+    }
+    match results.form {
+        Form::Npuc => serial(results, book),
+        Form::Trace | Form::Vllm | Form::GuideLlm | Form::Mapped => {
+            book.unchecked(Check::Serial, "the file does not say that requests ran one after the other");
+        }
+    }
+}
+
+fn rising(request: &Request, book: &mut Book) -> bool {
+    let mut fault = |message: String| book.fault(Check::Times, request.line, format!("{}: {message}", request.name()));
+    let commits = request.commits_ns();
+    let strictly = match &request.times {
+        Times::Tokens(_) => true,
+        Times::Pieces(_) | Times::Ends { .. } | Times::Absent => false,
+    };
+    let is_wrong = |pair: &[i64]| if strictly { pair[1] <= pair[0] } else { pair[1] < pair[0] };
+    if let Some(place) = commits.windows(2).position(is_wrong) {
+        let (before, after) = (commits[place], commits[place + 1]);
+        fault(format!("token {} is at {after} ns, the one before at {before} ns", place + 1));
+    }
+    if let (Some(first), Some(start)) = (commits.first(), request.start_ns)
+        && *first <= start
+    {
+        fault(format!("the first token is at {first} ns, the start at {start} ns"));
+    }
+    if let (Some(last), Some(end)) = (commits.last(), request.end_ns)
+        && end < *last
+    {
+        fault(format!("the end is at {end} ns, the last token at {last} ns"));
+    }
+    prefill(request, &commits, &mut fault);
+    !commits.is_empty()
+}
+
+/// Steps of the prompt take all its tokens, between the start and the first token.
+fn prefill(request: &Request, commits: &[i64], fault: &mut impl FnMut(String)) {
+    let ends: Vec<i64> = request.prefill.iter().map(|step| i64::try_from(step.end_ns).unwrap_or(i64::MAX)).collect();
+    if ends.windows(2).any(|pair| pair[1] <= pair[0]) {
+        fault("the prompt's steps do not end one after the other".into());
+    }
+    if let (Some(first), Some(start)) = (ends.first(), request.start_ns)
+        && *first <= start
+    {
+        fault(format!("the first step of the prompt ends at {first} ns, the start is at {start} ns"));
+    }
+    if let (Some(last), Some(first)) = (ends.last(), commits.first())
+        && last > first
+    {
+        fault(format!("the last step of the prompt ends at {last} ns, the first token is at {first} ns"));
+    }
+    let taken: u64 = request.prefill.iter().map(|step| step.valid as u64).fold(0, u64::saturating_add);
+    if let Some(prompt) = request.prompt_tokens
+        && request.status == Status::Complete
+        && !ends.is_empty()
+        && taken != prompt
+    {
+        fault(format!("the prompt's steps took {taken} tokens, the prompt has {prompt}"));
+    }
+}
+
+/// TTFT and all intervals, which add up to the time of the last token, against the wall clock.
+fn wall(request: &Request, book: &mut Book) -> bool {
+    let (Some(wall), Some(start), Some(last)) =
+        (request.wall_ns, request.start_ns, request.commits_ns().last().copied())
+    else {
+        return false;
+    };
+    let own = (last - start) as f64;
+    let most = WALL_NS + WALL_RELATIVE * own.abs();
+    if (wall as f64 - own).abs() > most {
+        let [own, wall, most] = [own, wall as f64, most].map(|ns| ns / 1e6);
+        let message = format!(
+            "TTFT and intervals add up to {own:.1} ms, the wall clock says {wall:.1} ms, more than {most:.1} ms apart"
+        );
+        book.fault(Check::WallTime, request.line, format!("{}: {message}", request.name()));
+    }
+    true
+}
+
+fn serial(results: &Results, book: &mut Book) {
+    for pair in results.requests.windows(2) {
+        let (before, after) = (&pair[0], &pair[1]);
+        if before.segment == after.segment
+            && let (Some(end), Some(start)) = (before.end_ns, after.start_ns)
+            && start < end
+        {
+            let message = format!("{} begins at {start} ns, the one before ends at {end} ns", after.name());
+            book.fault(Check::Serial, after.line, message);
+        }
+    }
+}
