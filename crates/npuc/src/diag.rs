@@ -113,6 +113,10 @@ codes! {
     BadTokenId "bad-token-id" Input,
     /// Prompt and answer do not fit the context that was built.
     ContextExceeded "context-exceeded" Input,
+    /// Audio is in a form, rate or number of channels that npuc does not read.
+    UnsupportedAudio "unsupported-audio" Input,
+    /// Audio has samples that are no numbers or far above full scale.
+    BadSamples "bad-samples" Input,
     /// A step shape is malformed or impossible for the model.
     BadShape "bad-shape" Usage,
     /// An argument of the command line is malformed.
