@@ -28,6 +28,15 @@ fn scales(destination: &Destination) -> Scales {
     }
 }
 
+/// A change that the user did not ask for: a fault if none is wanted, else a note.
+fn tell(change: Option<Diagnostic>, strict: bool, faults: &mut Vec<Diagnostic>, notes: &mut Vec<Diagnostic>) {
+    if strict {
+        faults.extend(change);
+    } else {
+        notes.extend(change.map(warning));
+    }
+}
+
 /// Weights that keep their format but not their numbers, where the compiler takes no other scales than positive bf16 ones.
 fn rounded_anew(plan: &Plan) -> Option<Diagnostic> {
     let is_anew = |weight: &&Planned| weight.from == weight.to && matches!(weight.to, DType::Q4_0 | DType::Q8_0);
@@ -139,19 +148,13 @@ impl Plan {
                 };
             let unkept =
                 (!is_kept && recipe.format(&spec).is_none()).then(|| unkept(&spec, tensor.dtype, to)).flatten();
-            if strict {
-                faults.extend(unkept)
-            } else {
-                plan.notes.extend(unkept.map(warning))
-            }
+            tell(unkept, strict, &mut faults, &mut plan.notes);
             let source = source.to_owned();
             let planned = Planned { name: spec.name, source, role: spec.role, shape: spec.shape, from, to };
             plan.notes.extend(head_note(&planned));
             plan.weights.push(planned);
         }
-        if let Some(anew) = rounded_anew(&plan) {
-            if strict { faults.push(anew) } else { plan.notes.push(warning(anew)) }
-        }
+        tell(rounded_anew(&plan), strict, &mut faults, &mut plan.notes);
         Error::check(faults)?;
         Ok(plan)
     }
