@@ -204,6 +204,23 @@ impl Results {
         segments.len()
     }
 
+    /// The state in words, with what a limit left out.
+    pub fn state_text(&self) -> String {
+        let state = self.state();
+        match self.headers.first().map(|(_, header)| &header.plan.workload) {
+            Some(workload) if workload.planned != workload.requests => {
+                format!("{state}, {} of {} requests by --limit", workload.planned, workload.requests)
+            }
+            Some(_) | None => state.to_string(),
+        }
+    }
+
+    /// How often the run was begun, and how many attempts failed.
+    pub fn attempts_text(&self) -> String {
+        let failed = self.requests.iter().filter(|request| request.status == Status::Failed).count();
+        format!("begun {} times, {failed} attempts failed", self.headers.len())
+    }
+
     /// Whether statistics may be taken for those of one whole run.
     pub fn state(&self) -> State {
         let complete = self.complete().count();

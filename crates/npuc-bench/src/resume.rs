@@ -30,6 +30,7 @@ pub struct Opened {
 ///
 /// Errors: there is a file already, or it cannot be made.
 pub fn create(path: &Path) -> Result<Opened> {
+    plain_file(path)?;
     let file = OpenOptions::new().append(true).read(true).create_new(true).open(path).map_err(|e| {
         let fault = Diagnostic::error(Code::Unwritable, format!("cannot make the results: {e}")).file(path);
         if e.kind() == ErrorKind::AlreadyExists {
@@ -47,6 +48,7 @@ pub fn create(path: &Path) -> Result<Opened> {
 /// Errors: another process writes to it; a whole line that is damaged or out of place; the run was of another plan, with each
 /// difference.
 pub fn resume(path: &Path, plan: &Plan) -> Result<Opened> {
+    plain_file(path)?;
     let opened = OpenOptions::new().append(true).read(true).create(true).open(path);
     let mut file =
         opened.map_err(|e| Diagnostic::error(Code::Unwritable, format!("cannot open the results: {e}")).file(path))?;
@@ -56,6 +58,10 @@ pub fn resume(path: &Path, plan: &Plan) -> Result<Opened> {
         .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the results: {e}")).file(path))?;
     let Scan { lines, faults, torn, whole_bytes, last } = scan(&bytes);
     Error::check(faults.iter().map(|(line, fault)| diagnostic(*line, fault)).collect()).map_err(|e| e.in_file(path))?;
+    if lines.is_empty() && !may_be_torn_header(&bytes) {
+        let fault = Diagnostic::error(Code::BadRun, "the file is no result file of npuc bench").file(path);
+        return Err(fault.have(format!("{} bytes that do not begin like one", bytes.len())).help("name another file").into());
+    }
     let (mut done, mut segment, mut is_ended) = (BTreeSet::new(), 0, false);
     for (line, content) in &lines {
         match content {
@@ -74,6 +80,23 @@ pub fn resume(path: &Path, plan: &Plan) -> Result<Opened> {
     }
     let journal = Journal::open(path, file, whole_bytes, &last)?;
     Ok(Opened { journal, done, segment, dropped: torn, is_ended })
+}
+
+/// Whether a file without a whole line may be what is left of a first line: its beginning, or space that was never written.
+fn may_be_torn_header(bytes: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"{\"kind\":\"header\"";
+    bytes.starts_with(BEGIN) || BEGIN.starts_with(bytes) || bytes.iter().all(|&byte| byte == 0)
+}
+
+/// Results are cut and read again, which devices and pipes are not.
+fn plain_file(path: &Path) -> Result<()> {
+    match std::fs::metadata(path) {
+        Ok(data) if !data.is_file() => {
+            let fault = Diagnostic::error(Code::Unwritable, "the results have to be a plain file").file(path);
+            Err(fault.help("name a new file").into())
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 fn lock(file: &File, path: &Path) -> Result<()> {

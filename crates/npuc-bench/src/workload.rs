@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use npuc::{Code, Diagnostic, Error, Result};
@@ -67,8 +68,7 @@ impl Workload {
     ///
     /// Errors: every fault of every line at once, each with its line ([`Code::BadWorkload`], or the text side's own).
     pub fn read(path: &Path, model: &Model<'_>) -> Result<Workload> {
-        let bytes = fs::read(path)
-            .map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the workload: {e}")).file(path))?;
+        let bytes = read_at_most(path, MOST_BYTES)?;
         let mut faults = Vec::new();
         let (mut jobs, mut lines) = (Vec::new(), BTreeMap::new());
         let mut has_messages = false;
@@ -80,11 +80,19 @@ impl Workload {
             match job(bytes, line, model, &mut has_messages) {
                 Ok(job) => {
                     if let Some(first) = lines.insert(job.id.clone(), line) {
-                        faults.push(repeated(&job, first));
+                        faults.push(repeated(&job.id, line, first));
                     }
                     jobs.push(job);
                 }
-                Err(error) => faults.extend(error.diagnostics().iter().cloned().map(|fault| fault.line(line))),
+                Err(error) => {
+                    faults.extend(error.diagnostics().iter().cloned().map(|fault| fault.line(line)));
+                    // Its name counts all the same, so that all faults are told at once.
+                    if let Some(id) = id_of(bytes)
+                        && let Some(first) = lines.insert(id.clone(), line)
+                    {
+                        faults.push(repeated(&id, line, first));
+                    }
+                }
             }
         }
         if jobs.is_empty() && faults.is_empty() {
@@ -99,12 +107,32 @@ impl Workload {
     }
 }
 
-fn repeated(job: &Job, first: usize) -> Diagnostic {
+/// The most of a workload that is read: more is no workload.
+const MOST_BYTES: u64 = 1 << 30;
+
+fn read_at_most(path: &Path, most_bytes: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(most_bytes + 1).read_to_end(&mut bytes));
+    read.map_err(|e| Diagnostic::error(Code::Unreadable, format!("cannot read the workload: {e}")).file(path))?;
+    if bytes.len() as u64 > most_bytes {
+        let fault = Diagnostic::error(Code::BadWorkload, "the file is too large for a workload").file(path);
+        return Err(fault.need(format!("at most {most_bytes} bytes")).have("more").into());
+    }
+    Ok(bytes)
+}
+
+/// The name in a line that has faults.
+fn id_of(bytes: &[u8]) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    value.get("id")?.as_str().map(str::to_owned)
+}
+
+fn repeated(id: &str, line: usize, first: usize) -> Diagnostic {
     Diagnostic::error(Code::BadWorkload, "two requests have the same id")
-        .line(job.line)
+        .line(line)
         .subject("id")
         .need("an id of its own for every request")
-        .have(format!("`{}`, as in line {first}", job.id))
+        .have(format!("`{id}`, as in line {first}"))
 }
 
 /// The request of a line; `line` is only noted in it.
@@ -137,7 +165,7 @@ pub(crate) fn job(bytes: &[u8], line: usize, model: &Model<'_>, has_messages: &m
     let ids = prompt.and_then(|prompt| match encoded(prompt, model) {
         Ok(ids) => Some(ids),
         Err(error) => {
-            faults.extend(error.diagnostics().iter().cloned());
+            faults.extend(error.diagnostics().iter().map(of_text));
             None
         }
     });
@@ -150,6 +178,18 @@ pub(crate) fn job(bytes: &[u8], line: usize, model: &Model<'_>, has_messages: &m
             Ok(Job { line, id, dataset, prompt, max_new_tokens, ignore_eos, extra: object })
         }
         _ => unreachable!("what is absent is a fault"),
+    }
+}
+
+/// A fault of the model's text side as one of the request that needs it.
+fn of_text(fault: &Diagnostic) -> Diagnostic {
+    let have = fault.file.as_ref().map(|file| format!("{}: {}", file.display(), fault.message));
+    Diagnostic {
+        file: None,
+        subject: Some("prompt or messages".into()),
+        have: fault.have.clone().or(have),
+        help: vec!["give the prompt as `input_ids`".into()],
+        ..fault.clone()
     }
 }
 

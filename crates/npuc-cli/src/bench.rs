@@ -155,12 +155,17 @@ pub(crate) fn null(args: &NullArgs, on: On) -> Result<Option<Null>> {
     }
     let mut null =
         Null { prefill_ns: 10_000_000, decode_ns: 2_000_000, fail_after: None, time: VirtualTime::default() };
+    let mut seen = Vec::new();
     for part in args.null.iter().flat_map(|text| text.split(',')) {
         let bad = || {
             let fault = Diagnostic::error(Code::BadArgument, "the latencies are malformed").subject("--null");
             fault.need("prefill=10ms,decode=2ms,fail-after=100, or some of them").have(part)
         };
         let (name, value) = part.split_once('=').ok_or_else(bad)?;
+        if seen.contains(&name.trim()) {
+            return Err(bad().have(format!("`{}` twice", name.trim())).into());
+        }
+        seen.push(name.trim());
         match name.trim() {
             "prefill" => null.prefill_ns = duration_ns(value).map_err(|_| bad())?,
             "decode" => null.decode_ns = duration_ns(value).map_err(|_| bad())?,
@@ -246,7 +251,7 @@ fn libraries(on: On) -> Vec<String> {
 fn outcome(args: &BenchArgs, planned: usize) -> Result<Outcome> {
     let run = results::read(&args.output)?;
     let complete = run.complete().count();
-    let state = run.state().to_string();
+    let state = run.state_text();
     let figures = match complete {
         0 => None,
         _ => report(&[run], Options { slo: None, allow_incomplete: true })?.runs.pop(),

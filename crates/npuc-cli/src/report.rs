@@ -1,8 +1,9 @@
 //! `npuc report`: measured latencies as tables, curves and plots.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use npuc::{Code, Diagnostic, Error, Result};
 use npuc_bench::record::Class;
@@ -19,7 +20,7 @@ pub(crate) fn command(args: &ReportArgs, output: Output) -> Result<()> {
     let runs = runs(args)?;
     let made = report(&runs, Options { slo, allow_incomplete: args.allow_incomplete })?;
     if let Some(path) = &args.html {
-        write_whole(path, &html(&made, &runs)?)?;
+        write_whole(path, &args.results, &html(&made, &runs)?)?;
         output.note(&format!("wrote {}", path.display()));
     }
     match (args.md, args.csv) {
@@ -49,8 +50,30 @@ fn runs(args: &ReportArgs) -> Result<Vec<Results>> {
     Ok(runs)
 }
 
-/// Writes a file whole or not at all.
-fn write_whole(path: &Path, text: &str) -> Result<()> {
+/// What the pages of `html` begin with.
+const PAGE: &str = "<!doctype html";
+
+/// Writes a page whole or not at all; only an earlier page is replaced.
+fn write_whole(path: &Path, results: &[PathBuf], text: &str) -> Result<()> {
+    // The file itself and not the link to it.
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let fault = |message: &str| {
+        let fault = Diagnostic::error(Code::Unwritable, message).file(path).subject("--html");
+        Err(fault.help("name a new file, or an earlier page to replace").into())
+    };
+    if results.iter().any(|result| result.canonicalize().is_ok_and(|result| result == *path)) {
+        return fault("the page would take the place of the results");
+    }
+    if let Ok(data) = std::fs::metadata(path) {
+        let is_page = || {
+            let mut begin = vec![0; PAGE.len()];
+            let read = File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+            read.is_ok() && begin.eq_ignore_ascii_case(PAGE.as_bytes())
+        };
+        if !data.is_file() || data.len() > 0 && !is_page() {
+            return fault("the file exists and is no page of npuc's");
+        }
+    }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || -> std::io::Result<()> {
         // As the system makes files for this user; a temporary file would be for nobody else.

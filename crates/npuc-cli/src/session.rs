@@ -39,7 +39,10 @@ pub(crate) fn open(
         On::Litert if is_bundle && device.chunks.is_some() => {
             refused("a bundle has the chunks it was built with", "leave out --chunks, or name the checkpoint")
         }
-        On::Null => refused("the null back end computes nothing", "it is for npuc bench and npuc serve-jsonl"),
+        On::Null => {
+            let fault = Diagnostic::error(Code::BadArgument, "the null back end computes nothing").subject("--on");
+            Err(fault.help("it is for npuc bench and npuc serve-jsonl").into())
+        }
         On::Host => {
             let program = for_host(model, device, capacity)?;
             let session = Session::new(&program, threads(device.threads), keep)?;

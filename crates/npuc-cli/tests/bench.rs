@@ -469,3 +469,90 @@ fn pauses_and_limits() {
     assert!(stdout(&report)["runs"][0]["all"]["e2el_ms"]["max"].as_f64().unwrap() < 1000.0);
     assert_eq!(place.audit().status.code(), Some(0));
 }
+
+/// Neither results nor pages take the place of files of others.
+#[test]
+fn files_of_others_stay() {
+    let place = Place::new(3, 3);
+    for (content, message) in [
+        (&b"{\"a page of JSON\": \"without a line end\"}"[..], "the file is no result file of npuc bench"),
+        (b"notes", "the file is no result file of npuc bench"),
+        (b"one line\nand one without an end", "the line is none of a result file"),
+    ] {
+        fs::write(place.path("r.jsonl"), content).unwrap();
+        let output = place.bench(&["--resume"]).output().unwrap();
+        assert!(!output.status.success() && said(&output).contains(message), "{}", said(&output));
+        assert_eq!(fs::read(place.path("r.jsonl")).unwrap(), content);
+    }
+    // What is left of a first line is npuc's own.
+    fs::write(place.path("r.jsonl"), b"{\"kind\":\"header\",\"prev\":\"00").unwrap();
+    assert!(place.bench(&["--resume"]).output().unwrap().status.success());
+    for path in [Path::new("/dev/null"), place.folder.path()] {
+        let output = place.bench_to(path, &["--resume"]).output().unwrap();
+        assert!(said(&output).contains("the results have to be a plain file"), "{}", said(&output));
+    }
+    let results = place.path("r.jsonl");
+    let (before, workload) = (fs::read(&results).unwrap(), place.path("w.jsonl"));
+    let report = |page: &Path| npuc().arg("report").arg(&results).arg("--html").arg(page).output().unwrap();
+    for (page, message) in [
+        (&results, "the page would take the place of the results"),
+        (&workload, "the file exists and is no page of npuc's"),
+        (&PathBuf::from("/dev/null"), "the file exists and is no page of npuc's"),
+    ] {
+        let output = report(page);
+        assert!(!output.status.success() && said(&output).contains(message), "{page:?}: {}", said(&output));
+    }
+    assert_eq!(fs::read(&results).unwrap(), before);
+    let page = place.path("page.html");
+    assert!(report(&page).status.success() && report(&page).status.success(), "an earlier page is replaced");
+    let link = place.path("link.html");
+    std::os::unix::fs::symlink(&page, &link).unwrap();
+    assert!(report(&link).status.success() && link.is_symlink());
+}
+
+/// A difference is called real only over the same requests, and marks stand in the sentence.
+#[test]
+fn comparisons_say_what_they_compare() {
+    let sentences = |a: &Place, b: &Path| -> Vec<String> {
+        let mut command = npuc();
+        command.arg("report").arg(a.path("r.jsonl")).arg(b).args(["--allow-incomplete", "--json"]);
+        let report = stdout(&command.output().unwrap());
+        let all = report["comparisons"].as_array().unwrap();
+        all.iter().map(|comparison| comparison["sentence"].as_str().unwrap().to_owned()).collect()
+    };
+    let place = Place::new(12, 6);
+    assert!(place.bench(&[]).output().unwrap().status.success());
+    // The first four requests of the same run.
+    let part = place.path("part.jsonl");
+    fs::write(&part, whole_lines(&place.path("r.jsonl"))[..5].concat()).unwrap();
+    let same = sentences(&place, &part);
+    assert!(!same.is_empty());
+    for sentence in &same {
+        assert!(
+            sentence.contains("paired over 4 requests") && sentence.contains("no difference is shown"),
+            "{sentence}"
+        );
+        assert!(sentence.contains("B is incomplete (4 of 12)"), "{sentence}");
+    }
+    // The same names over other prompts.
+    let other = Place::new(12, 6);
+    let longer = fs::read_to_string(place.path("w.jsonl"))
+        .unwrap()
+        .replace("\"input_ids\":[", "\"input_ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,");
+    fs::write(other.path("w.jsonl"), longer).unwrap();
+    assert!(other.bench(&[]).output().unwrap().status.success());
+    for sentence in sentences(&place, &other.path("r.jsonl")) {
+        assert!(sentence.contains("not paired") && !sentence.contains("is real"), "{sentence}");
+    }
+    // A limit and attempts that failed are told.
+    let few = Place::new(12, 6);
+    assert!(!few.bench(&["--limit", "5", "--null", "fail-after=9"]).output().unwrap().status.success());
+    let outcome = stdout(&few.bench(&["--limit", "5", "--resume"]).output().unwrap());
+    let state = outcome["state"].as_str().unwrap();
+    assert!(state.contains("5 of 12 requests by --limit"), "{state}");
+    let report = npuc().arg("report").arg(few.path("r.jsonl")).arg("--allow-incomplete").output().unwrap();
+    let text = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert!(text.contains("begun 2 times, 1 attempts failed"), "{text}");
+    let twice = few.bench(&["--null", "prefill=1ms,prefill=2ms"]).output().unwrap();
+    assert!(said(&twice).contains("`prefill` twice"), "{}", said(&twice));
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::results::{Request, Results};
+use crate::results::{Request, Results, State};
 use crate::stats::{interval95, median};
 
 /// A figure of two runs.
@@ -74,13 +74,22 @@ fn comparison(
         [interval95([count], |[of]| drawn(&a_values, of))?, interval95([b_values.len()], |[of]| drawn(&b_values, of))?];
     let difference = values[1] - values[0];
     let is_real = difference95[0] > 0.0 || difference95[1] < 0.0;
+    let marks: String = [(a, a_name), (b, b_name)]
+        .into_iter()
+        .filter(|(run, _)| run.state() != State::Complete)
+        .map(|(run, name)| format!("; {name} is {}", run.state()))
+        .collect();
     let measured_on = [a.label(), b.label()];
     let draws = if is_paired {
         format!("paired over {count} requests")
     } else {
         format!("{count} and {} requests, not paired", b_values.len())
     };
-    let verdict = if is_real { "the difference is real" } else { "the interval holds 0, so no difference is shown" };
+    let verdict = match (is_real, is_paired) {
+        (true, true) => "the difference is real",
+        (true, false) => "the runs differ, which may be because of their requests",
+        (false, _) => "the interval holds 0, so no difference is shown",
+    };
     let kinds = if a.class == b.class {
         String::new()
     } else {
@@ -88,7 +97,7 @@ fn comparison(
     };
     let sentence = format!(
         "{figure}: {b_name} ({}) has {:.3}, {a_name} ({}) has {:.3}: {difference:+.3} ms (95 % interval {:+.3} to {:+.3}, {draws}): \
-         {verdict}{kinds}.",
+         {verdict}{kinds}{marks}.",
         measured_on[1], values[1], measured_on[0], values[0], difference95[0], difference95[1]
     );
     let runs = [a_name.to_string(), b_name.to_string()];
@@ -110,16 +119,24 @@ fn values(run: &Results, of: Of) -> Vec<f64> {
     run.complete().filter_map(of).collect()
 }
 
-/// The values of the same requests in both runs, if both have the same ids.
+/// The values of the requests that both runs have, with the same prompt and limit as far as the files tell; `None` if these are not all of
+/// the smaller run, or fewer than two.
 fn paired(a: &Results, b: &Results, of: Of) -> Option<(Vec<f64>, Vec<f64>)> {
-    let by_id = |run: &Results| {
-        let pairs = run.complete().map(|request| Some((request.id.clone()?, of(request))));
-        pairs.collect::<Option<BTreeMap<String, Option<f64>>>>()
+    let by_id = |run| -> Option<BTreeMap<&str, &Request>> {
+        Results::complete(run).map(|request| Some((request.id.as_deref()?, request))).collect()
     };
     let (a, b) = (by_id(a)?, by_id(b)?);
-    if a.len() != b.len() || a.keys().ne(b.keys()) {
+    let same = |a: &Request, b: &Request| {
+        let asked = |request: &Request| {
+            (request.prompt_sha256.clone(), request.prompt_tokens, request.max_new_tokens, request.ignore_eos)
+        };
+        asked(a) == asked(b)
+    };
+    let common: Vec<(&Request, &Request)> =
+        a.iter().filter_map(|(id, a)| b.get(id).filter(|b| same(a, b)).map(|b| (*a, *b))).collect();
+    if common.len() < 2 || common.len() != a.len().min(b.len()) {
         return None;
     }
-    let both = a.values().zip(b.values()).filter_map(|(a, b)| Some(((*a)?, (*b)?)));
+    let both = common.into_iter().filter_map(|(a, b)| Some((of(a)?, of(b)?)));
     Some(both.unzip())
 }

@@ -226,7 +226,7 @@ fn run_report(name: String, run: &Results, slo: Option<Slo>) -> RunReport {
         class: run.class,
         measured_on: run.measured_on.clone(),
         label: run.label(),
-        state: run.state().to_string(),
+        state: run.state_text(),
         is_marked: run.state() != State::Complete,
         facts: facts(run),
         all: figures::figures(&complete),
@@ -255,7 +255,12 @@ fn facts(run: &Results) -> Vec<(String, String)> {
     let steps: Vec<String> = plan.model.step_tokens.iter().map(usize::to_string).collect();
     add("steps", format!("{} tokens, capacity {}", steps.join(", "), plan.model.capacity));
     let workload = &plan.workload;
-    add("workload", format!("{}, {} of {} requests planned", workload.name, workload.planned, workload.requests));
+    let hash: String = workload.sha256.chars().take(16).collect();
+    let (name, planned, requests) = (&workload.name, workload.planned, workload.requests);
+    add("workload", format!("{name} (SHA-256 {hash}…), {planned} of {requests} requests planned"));
+    if run.headers.len() > 1 {
+        add("attempts", run.attempts_text());
+    }
     let sampling = if plan.temperature == 0.0 {
         "greedy".to_string()
     } else {

@@ -360,13 +360,14 @@ pub fn csv(report: &Report) -> String {
         false => cell.to_string(),
     };
     let [all, datasets] = [
-        latency("", &report.runs, |run| vec![("all".to_string(), &run.all)]),
+        // No dataset is called nothing.
+        latency("", &report.runs, |run| vec![(String::new(), &run.all)]),
         latency("", &report.runs, |run| run.datasets.iter().map(|(name, figures)| (name.clone(), figures)).collect()),
     ];
     let mut out = String::new();
     line(&mut out, &all.columns.join(","));
     for row in all.rows.iter().chain(&datasets.rows) {
-        let cells: Vec<String> = row.iter().map(|cell| quoted(cell)).collect();
+        let cells: Vec<String> = row.iter().map(|cell| quoted(&plain(cell))).collect();
         line(&mut out, &cells.join(","));
     }
     out
