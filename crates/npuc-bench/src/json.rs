@@ -45,6 +45,64 @@ pub(crate) fn shortened(text: &str) -> String {
     format!("{}…", text.chars().take(MOST).collect::<String>())
 }
 
+/// What is wrong with JSON, in words, with the column; who calls it tells the line.
+pub(crate) fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let what = text.strip_suffix(&place).unwrap_or(&text);
+    let what = if what.starts_with("data did not match any variant") {
+        "a value is of none of the kinds that it may be"
+    } else {
+        what
+    };
+    let told = match what.rsplit_once("expected ") {
+        Some((before, "usize" | "u64" | "u32" | "i64")) => format!("{before}expected a whole number"),
+        Some((before, "f64" | "f32")) => format!("{before}expected a number"),
+        Some((before, kind)) if kind.starts_with("struct ") => format!("{before}expected an object"),
+        Some(_) | None => what.to_string(),
+    };
+    format!("{told}, at column {}", error.column())
+}
+
+/// The same with the field that the fault is in or behind. `text` is one line.
+pub(crate) fn reason_in(text: &str, error: &serde_json::Error) -> String {
+    let field = field_at(text.get(..error.column()).unwrap_or(text));
+    let reason = reason(error);
+    if field.is_empty() { reason } else { format!("`{field}`: {reason}") }
+}
+
+/// The names of the objects' fields that are open where JSON ends, the outermost first.
+fn field_at(json: &str) -> String {
+    let mut open: Vec<String> = Vec::new();
+    let (mut last, mut rest) = (String::new(), json);
+    while let Some(next) = rest.chars().next() {
+        if let (true, Some(end)) = (next == '"', text_end(&rest[next.len_utf8()..])) {
+            last = rest[1..=end].to_string();
+            rest = &rest[end + 2..];
+            continue;
+        }
+        match next {
+            '{' | '[' => open.push(String::new()),
+            '}' | ']' => drop(open.pop()),
+            ':' => open.iter_mut().last().into_iter().for_each(|name| name.clone_from(&last)),
+            _ => {}
+        }
+        rest = &rest[next.len_utf8()..];
+    }
+    open.retain(|name| !name.is_empty());
+    open.join(".")
+}
+
+/// Where the quote is that ends a text.
+fn text_end(text: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    text.find(|c| {
+        let ends = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    })
+}
+
 impl Serialize for Object {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;

@@ -1,5 +1,7 @@
 //! Which fields of a foreign file say what: paths into JSON, given by `--map` or known for a form.
 
+use std::fmt;
+use std::mem::discriminant;
 use std::str::FromStr;
 
 use npuc::{Code, Diagnostic, Error, Result};
@@ -38,6 +40,20 @@ impl Path {
                 .collect();
         }
         found
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Key(key) if place == 0 => f.write_str(key)?,
+                Step::Key(key) => write!(f, ".{key}")?,
+                Step::At(at) => write!(f, "[{at}]")?,
+                Step::Every => f.write_str("[]")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -108,6 +124,31 @@ pub enum Field {
     Itl(Unit),
     /// How long the request took.
     Wall(Unit),
+}
+
+impl Field {
+    /// Whether it is a time, or a length of time.
+    pub const fn is_time(self) -> bool {
+        match self {
+            Field::Commit(_)
+            | Field::Start(_)
+            | Field::End(_)
+            | Field::FirstToken(_)
+            | Field::LastToken(_)
+            | Field::Ttft(_)
+            | Field::Itl(_)
+            | Field::Wall(_) => true,
+            Field::Id
+            | Field::Dataset
+            | Field::Status
+            | Field::Error
+            | Field::PromptTokens
+            | Field::CompletionTokens
+            | Field::OutputTokens
+            | Field::TokenIndex
+            | Field::TokenId => false,
+        }
+    }
 }
 
 /// A unit of time.
@@ -182,6 +223,17 @@ fn field(name: &str) -> Option<Field> {
     })
 }
 
+/// The flag before that says the same field, be it in another unit.
+fn given<'a>(name: &str, before: &'a [String]) -> Option<&'a String> {
+    before.iter().find(|flag| {
+        let other = flag.split_once('=').map_or("", |(other, _)| other.trim());
+        match (field(name), field(other)) {
+            (Some(new), Some(old)) => discriminant(&new) == discriminant(&old),
+            (None, _) | (_, None) => name == "requests" && other == name,
+        }
+    })
+}
+
 /// Where the requests are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rows {
@@ -198,19 +250,23 @@ pub enum Rows {
 pub struct Mapping {
     /// Where the requests are.
     pub rows: Rows,
-    /// Fields and their paths; of several for one field, the first that is there counts.
+    /// Fields and their paths; of several for one field, which only known forms have, the first that is there counts.
     pub fields: Vec<(Field, Path)>,
 }
 
 impl Mapping {
     /// The mapping of `--map` flags, `field=path` each.
     ///
-    /// Errors: an unknown field, a malformed path, a field without a time at all.
+    /// Errors: an unknown field, a field that is given twice (times in two units too), a malformed path, no time at all.
     pub fn parse(flags: &[String]) -> Result<Mapping> {
         let mut mapping = Mapping { rows: Rows::Lines, fields: Vec::new() };
         let mut faults = Vec::new();
-        for flag in flags {
+        for (place, flag) in flags.iter().enumerate() {
             let parsed = flag.split_once('=').map(|(name, path)| (name.trim(), path.trim()));
+            if let Some(first) = parsed.and_then(|(name, _)| given(name, &flags[..place])) {
+                let fault = Diagnostic::error(Code::BadArgument, "--map gives a field twice").subject("--map");
+                faults.push(fault.need("one path for a field, in one unit").have(format!("{first} and {flag}")));
+            }
             match parsed.map(|(name, path)| (name, field(name), path)) {
                 Some(("requests", _, "columns")) => mapping.rows = Rows::Columns,
                 Some(("requests", _, path)) => match path.parse() {

@@ -1,6 +1,7 @@
 //! Reads result files: every line on its own, and whether each follows the one before.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use npuc::{Code, Diagnostic, Result};
 use serde::Deserialize;
 
 use crate::chain::{GENESIS, claimed};
+use crate::json::reason_in;
 use crate::record::{Dropped, End, Header, Kind, Record, SCHEMA};
 
 /// A line of a result file.
@@ -24,8 +26,8 @@ pub enum Line {
 /// What is wrong with a line or its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LineFault {
-    /// It is no line of a result file.
-    Malformed(String),
+    /// What it says cannot be taken for a request.
+    Malformed(Malformed),
     /// Its bytes are not those that its hash was made of.
     Edited,
     /// It does not follow the line before.
@@ -40,6 +42,29 @@ pub enum LineFault {
         /// The first one.
         first: usize,
     },
+}
+
+/// Why a line cannot be taken for what it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// It is no line of npuc's.
+    Unreadable(String),
+    /// It is of another tool and has no field of a request.
+    Empty,
+    /// It is of another tool and says two things that cannot both be, or one that cannot be at all.
+    Contradictory(String),
+    /// It is of another tool and does not say whether the request failed; it is taken for complete.
+    NoStatus,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Malformed::Unreadable(why) | Malformed::Contradictory(why) => f.write_str(why),
+            Malformed::Empty => f.write_str("no field of a request"),
+            Malformed::NoStatus => f.write_str("no status"),
+        }
+    }
 }
 
 /// A result file, line by line; lines are counted from 1.
@@ -107,7 +132,7 @@ pub fn scan(bytes: &[u8]) -> Scan {
                 scan.lines.push((number, line));
             }
             Err(message) => {
-                scan.faults.push((number, LineFault::Malformed(message)));
+                scan.faults.push((number, LineFault::Malformed(Malformed::Unreadable(message))));
                 // The next line may follow this one all the same.
                 if let Some((hash, _)) = std::str::from_utf8(text).ok().and_then(claimed) {
                     scan.last = hash.to_string();
@@ -121,13 +146,13 @@ pub fn scan(bytes: &[u8]) -> Scan {
 /// A line, the hash it has of the line before, its own hash, and whether that is right.
 fn parse(text: &str) -> Result<(Line, String, String, bool), String> {
     let (hash, is_intact) = claimed(text).ok_or("it does not end with a hash")?;
-    let Probe { kind, prev } = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let Probe { kind, prev } = serde_json::from_str(text).map_err(|e| reason_in(text, &e))?;
     let line = match kind {
         Kind::Header => serde_json::from_str(text).map(|header| Line::Header(Box::new(header))),
         Kind::Request => serde_json::from_str(text).map(|record| Line::Request(Box::new(record))),
         Kind::End => serde_json::from_str(text).map(Line::End),
     };
-    let line = line.map_err(|e| other_schema(text).unwrap_or_else(|| e.to_string()))?;
+    let line = line.map_err(|e| other_schema(text).unwrap_or_else(|| reason_in(text, &e)))?;
     match &line {
         Line::Header(header) if header.schema != SCHEMA => return Err(other_schema(text).unwrap_or_default()),
         Line::Request(record) if latest(record) > LATEST => {
@@ -156,5 +181,5 @@ fn other_schema(text: &str) -> Option<String> {
         schema: u32,
     }
     let version = serde_json::from_str::<Version>(text).ok()?.schema;
-    (version != SCHEMA).then(|| format!("its schema is {version}, this npuc reads {SCHEMA}"))
+    (version != SCHEMA).then(|| format!("schema {version}, this npuc reads {SCHEMA}"))
 }

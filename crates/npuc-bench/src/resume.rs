@@ -60,7 +60,10 @@ pub fn resume(path: &Path, plan: &Plan) -> Result<Opened> {
     Error::check(faults.iter().map(|(line, fault)| diagnostic(*line, fault)).collect()).map_err(|e| e.in_file(path))?;
     if lines.is_empty() && !may_be_torn_header(&bytes) {
         let fault = Diagnostic::error(Code::BadRun, "the file is no result file of npuc bench").file(path);
-        return Err(fault.have(format!("{} bytes that do not begin like one", bytes.len())).help("name another file").into());
+        return Err(fault
+            .have(format!("{} bytes that do not begin like one", bytes.len()))
+            .help("name another file")
+            .into());
     }
     let (mut done, mut segment, mut is_ended) = (BTreeSet::new(), 0, false);
     for (line, content) in &lines {

@@ -138,6 +138,13 @@ const EDITS: &[(&str, usize, &str, &str, Check)] = &[
     ("more requests than there are", 0, "/plan/workload/planned", "9", Check::Complete),
     ("a time that is too large", 3, "/end_ns", "18446744073709551615", Check::Chain),
     ("a key that is not known", 3, "/token_trace/0", "{\"token_index\":0,\"other\":1}", Check::Chain),
+    ("no steps of the prompt", 3, "/prefill", "[]", Check::Times),
+    ("a step that takes more than it has room for", 3, "/prefill/0/tokens", "0", Check::Times),
+    ("a device that computes nothing", 0, "/plan/class", "\"device\"", Check::Structure),
+    ("a class that is not stated", 0, "/plan/class", "\"unstated\"", Check::Structure),
+    ("another back end", 0, "/plan/back_end", "\"host\"", Check::Structure),
+    ("other words for the class", 0, "/plan/measured_on", "\"host\"", Check::Structure),
+    ("no latencies of nothing", 0, "/plan/null", "null", Check::Structure),
     ("another status", 3, "/status", "\"failed\"", Check::Eos),
 ];
 
@@ -182,6 +189,9 @@ fn what_hashes_cannot_show_the_content_does() {
         let (_, at) = fault.unwrap_or_else(|| panic!("{name}: {found:?}, need {need:?}"));
         assert!(*need == Check::Complete || at.is_some(), "{name}: no line");
     }
+    let late = anew(7 - 1, "/end_ns", "+1500000000");
+    let note = late.findings.iter().find(|finding| finding.message.contains("s after the last token"));
+    assert!(note.is_some_and(|note| note.grade == Grade::Note && note.line == Some(7)), "{:?}", late.findings);
     let same = anew(0, "/segment", "=/segment");
     assert!(same.is_clean(), "written anew without a change it is clean: {:?}", same.findings);
 }

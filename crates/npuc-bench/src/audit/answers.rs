@@ -49,6 +49,12 @@ fn counts(request: &Request, book: &mut Book) -> bool {
         let all: Vec<String> = have.iter().map(|(name, count)| format!("{name} {count}")).collect();
         book.fault(Check::Tokens, request.line, format!("{}: counts differ: {}", request.name(), all.join(", ")));
     }
+    if let (Times::Pieces(pieces), Some(tokens)) = (&request.times, request.tokens())
+        && pieces.len() as u64 > tokens
+    {
+        let message = format!("{}: {} pieces of an answer of {tokens} tokens", request.name(), pieces.len());
+        book.fault(Check::Tokens, request.line, message);
+    }
     if let (Some(tokens), Some(most)) = (request.tokens(), request.max_new_tokens)
         && tokens > most
     {
@@ -104,24 +110,30 @@ fn ends(request: &Request, tokens: &[Token], plan: &Plan, book: &mut Book) {
     let full = request.max_new_tokens == Some(tokens.len() as u64);
     match (request.status, request.finish) {
         (Status::Failed, None) => {}
-        (Status::Failed, Some(finish)) => fault(format!("it failed, and says how it ended: {finish:?}")),
+        (Status::Failed, Some(finish)) => fault(format!("it failed, and says how it ended: {}", word(finish))),
         (Status::Complete, None) => fault("it is complete, and does not say how it ended".into()),
         (Status::Complete, Some(Finish::Eos)) if !ends_so || ignored => {
             fault("it says that an id ended it, which the last token does not do".into());
         }
         (Status::Complete, Some(Finish::MaxNew)) if !full => {
-            fault(format!(
-                "it says that all {:?} tokens were there, which are {}",
-                request.max_new_tokens,
-                tokens.len()
-            ));
+            let most = request.max_new_tokens.map_or_else(String::new, |most| format!("{most} "));
+            fault(format!("it says that all {most}tokens were there, which are {}", tokens.len()));
         }
         (Status::Complete, Some(Finish::MaxNew)) if ends_so && !ignored => {
             fault("it ends with an id that ends an answer, and says that it does not".into());
         }
         (Status::Complete, Some(Finish::Eos | Finish::MaxNew)) => {}
         (Status::Complete, Some(finish @ (Finish::StopText | Finish::ContextFull))) => {
-            fault(format!("a measured answer cannot end so: {finish:?}"));
+            fault(format!("a measured answer cannot end so: {}", word(finish)));
         }
+    }
+}
+
+fn word(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos => "eos",
+        Finish::StopText => "stop-text",
+        Finish::MaxNew => "max-new",
+        Finish::ContextFull => "context-full",
     }
 }

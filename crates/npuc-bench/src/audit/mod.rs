@@ -9,6 +9,8 @@ use crate::workload::Workload;
 
 mod answers;
 mod drift;
+mod gaps;
+mod headers;
 mod order;
 mod times;
 
@@ -162,11 +164,13 @@ pub fn audit(results: &Results, workload: Option<&Workload>) -> Audit {
     let mut book = Book::default();
     order::chain(results, &mut book);
     order::structure(results, &mut book);
+    headers::headers(results, &mut book);
     order::order(results, &mut book);
     order::complete(results, &mut book);
     order::workload(results, workload, &mut book);
     answers::answers(results, &mut book);
     times::times(results, &mut book);
+    gaps::gaps(results, &mut book);
     let drift = drift::drift(results, &mut book);
     let Book { mut findings, unchecked } = book;
     findings.sort_by_key(|finding| (finding.line.unwrap_or(usize::MAX), finding.check));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::read::LineFault;
+use crate::read::{LineFault, Malformed};
 use crate::record::Status;
 use crate::results::{Form, Results, State};
 use crate::resume::diagnostic;
@@ -20,8 +20,19 @@ pub(super) fn chain(results: &Results, book: &mut Book) {
     }
     for (line, fault) in &results.line_faults {
         let check = match fault {
-            LineFault::Malformed(_) | LineFault::Edited | LineFault::Displaced { .. } => Check::Chain,
+            LineFault::Malformed(Malformed::Unreadable(_)) | LineFault::Edited | LineFault::Displaced { .. } => {
+                Check::Chain
+            }
             LineFault::Repeated { .. } => Check::Duplicates,
+            LineFault::Malformed(Malformed::Empty) => {
+                book.fault(Check::Status, *line, "the line has no field of a request");
+                continue;
+            }
+            LineFault::Malformed(Malformed::Contradictory(what)) => {
+                book.fault(Check::Times, *line, format!("the request contradicts itself: {what}"));
+                continue;
+            }
+            LineFault::Malformed(Malformed::NoStatus) => continue,
         };
         let told = diagnostic(*line, fault);
         let have = told.have.map_or(String::new(), |have| format!(": {have}"));
@@ -48,13 +59,6 @@ pub(super) fn structure(results: &Results, book: &mut Book) {
         }
         if header.plan != first.plan {
             book.fault(Check::Structure, *line, "the segment has another plan than the first one");
-        }
-        if header.host != first.host {
-            book.note(
-                Check::Machine,
-                *line,
-                format!("another machine or system: {:?}, first {:?}", header.host, first.host),
-            );
         }
         if let Some(dropped) = &header.dropped {
             let message =

@@ -8,11 +8,14 @@ use super::{Book, Check};
 /// How far two clocks may differ over a request: the wall clock is slewed by up to 500 ppm and read beside the other one.
 const WALL_RELATIVE: f64 = 0.01;
 const WALL_NS: f64 = 20e6;
+/// An answer that ends later than this after its last token is noted.
+const LATE_NS: i64 = 1_000_000_000;
 
 pub(super) fn times(results: &Results, book: &mut Book) {
     let (mut timed, mut walled) = (false, false);
     for request in &results.requests {
         timed |= rising(request, book);
+        ends(request, book);
         walled |= wall(request, book);
     }
     if !timed {
@@ -22,7 +25,10 @@ pub(super) fn times(results: &Results, book: &mut Book) {
         book.unchecked(Check::WallTime, "the file has no second clock");
     }
     match results.form {
-        Form::Npuc => serial(results, book),
+        Form::Npuc => {
+            serial(results, book);
+            steps(results, book);
+        }
         Form::Trace | Form::Vllm | Form::GuideLlm | Form::Mapped => {
             book.unchecked(Check::Serial, "the file does not say that requests ran one after the other");
         }
@@ -53,6 +59,39 @@ fn rising(request: &Request, book: &mut Book) -> bool {
     }
     prefill(request, &commits, &mut fault);
     !commits.is_empty()
+}
+
+/// First and last token of an answer of one are the same.
+fn ends(request: &Request, book: &mut Book) {
+    match (&request.times, request.tokens()) {
+        (Times::Ends { first_ns, last_ns }, Some(tokens)) if tokens < 2 && first_ns != last_ns => {
+            let message = format!("the first token is at {first_ns} ns, the last at {last_ns} ns, of {tokens} in all");
+            book.fault(Check::Times, request.line, format!("{}: {message}", request.name()));
+        }
+        (Times::Tokens(_) | Times::Pieces(_) | Times::Ends { .. } | Times::Absent, _) => {}
+    }
+}
+
+/// What only npuc records: every complete request has steps of its prompt, which have room for what they take, and ends soon after its
+/// last token.
+fn steps(results: &Results, book: &mut Book) {
+    for request in results.complete() {
+        let mut fault =
+            |message: String| book.fault(Check::Times, request.line, format!("{}: {message}", request.name()));
+        if request.prefill.is_empty() {
+            fault("the prompt has no steps".into());
+        }
+        if let Some(step) = request.prefill.iter().find(|step| step.valid > step.tokens) {
+            fault(format!("a step of the prompt took {} tokens and has room for {}", step.valid, step.tokens));
+        }
+        if let (Some(last), Some(end)) = (request.commits_ns().last().copied(), request.end_ns)
+            && end.saturating_sub(last) > LATE_NS
+        {
+            let late = (end - last) as f64 / 1e9;
+            let message = format!("{}: the end is {late:.1} s after the last token", request.name());
+            book.note(Check::Times, request.line, message);
+        }
+    }
 }
 
 /// Steps of the prompt take all its tokens, between the start and the first token.

@@ -74,11 +74,7 @@ fn comparison(
         [interval95([count], |[of]| drawn(&a_values, of))?, interval95([b_values.len()], |[of]| drawn(&b_values, of))?];
     let difference = values[1] - values[0];
     let is_real = difference95[0] > 0.0 || difference95[1] < 0.0;
-    let marks: String = [(a, a_name), (b, b_name)]
-        .into_iter()
-        .filter(|(run, _)| run.state() != State::Complete)
-        .map(|(run, name)| format!("; {name} is {}", run.state()))
-        .collect();
+    let marks = marks((a, a_name)) + &marks((b, b_name));
     let measured_on = [a.label(), b.label()];
     let draws = if is_paired {
         format!("paired over {count} requests")
@@ -113,6 +109,14 @@ fn comparison(
         is_real,
         sentence,
     })
+}
+
+/// What a sentence says of a run that is not whole.
+fn marks((run, name): (&Results, &str)) -> String {
+    match run.state() {
+        State::Complete => String::new(),
+        state @ (State::Segmented { .. } | State::Incomplete { .. }) => format!("; {name} is {state}"),
+    }
 }
 
 fn values(run: &Results, of: Of) -> Vec<f64> {

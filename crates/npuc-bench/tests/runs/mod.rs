@@ -8,8 +8,8 @@ use npuc::Result;
 use npuc_bench::chain::{Journal, sha256};
 use npuc_bench::clock::SystemClock;
 use npuc_bench::record::{
-    Class, ClockRecord, Commit, End, Header, Host, Kind, ModelRecord, NullRecord, Plan, Record, SCHEMA, Status,
-    WorkloadRecord,
+    Class, ClockRecord, Commit, End, Header, Host, Kind, ModelRecord, NullRecord, Plan, PrefillStep, Record, SCHEMA,
+    Status, WorkloadRecord,
 };
 use npuc_bench::resume::{create, resume};
 use npuc_bench::runner::{Run, Stop, run};
@@ -123,7 +123,8 @@ pub(crate) struct Times {
 /// Writes a whole run of these requests with hashes that are right.
 pub(crate) fn written(path: &Path, class: Class, times: &[Times]) {
     let jobs: Vec<Job> = times.iter().enumerate().map(|(i, t)| job(i, t.prompt, t.tokens.len())).collect();
-    let plan = Plan { class, measured_on: class.name().into(), null: None, ..plan(&jobs) };
+    let back_end = if class == Class::Emulation { "qnn" } else { class.name() }.into();
+    let plan = Plan { class, back_end, measured_on: class.name().into(), null: None, ..plan(&jobs) };
     let mut opened = create(path).unwrap();
     let journal = &mut opened.journal;
     journal.append(&header(journal, plan)).unwrap();
@@ -178,7 +179,7 @@ fn record(journal: &Journal, index: usize, job: &Job, times: &Times) -> Record {
         end_ns,
         start_unix_us: times.start / 1000,
         end_unix_us: end_ns / 1000,
-        prefill: Vec::new(),
+        prefill: vec![PrefillStep { tokens: times.prompt, valid: times.prompt, end_ns: times.tokens[0] }],
         token_trace: times.tokens.iter().enumerate().map(commit).collect(),
         samples: Vec::new(),
         extra: job.extra.clone(),
