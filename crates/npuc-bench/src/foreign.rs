@@ -371,6 +371,7 @@ fn request(line: usize, fields: &Fields<'_>) -> Result<Request> {
         output_tokens,
         start_ns: start.or_else(|| Some(first_ns? - ttft?)),
         end_ns: fields.time("end", unit_of!(End))?,
+        start_wall_ns: None,
         wall_ns: fields.time("wall", unit_of!(Wall))?,
         times,
         prefill: Vec::new(),

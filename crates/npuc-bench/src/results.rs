@@ -98,6 +98,8 @@ pub struct Request {
     pub start_ns: Option<i64>,
     /// When it had ended.
     pub end_ns: Option<i64>,
+    /// When it began by the wall clock, which may be set meanwhile.
+    pub start_wall_ns: Option<i64>,
     /// How long it took by another clock.
     pub wall_ns: Option<i64>,
     /// The times of the answer.
@@ -325,6 +327,7 @@ fn request(line: usize, record: Record) -> Request {
         output_tokens: Some(record.output_tokens as u64),
         start_ns: Some(ns(record.start_ns)),
         end_ns: Some(ns(record.end_ns)),
+        start_wall_ns: ns(record.start_unix_us).checked_mul(1000),
         wall_ns: wall_us.and_then(|us| us.checked_mul(1000)),
         times: Times::Tokens(tokens),
         prefill: record.prefill,

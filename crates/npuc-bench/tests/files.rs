@@ -192,6 +192,9 @@ fn what_hashes_cannot_show_the_content_does() {
     let late = anew(7 - 1, "/end_ns", "+1500000000");
     let note = late.findings.iter().find(|finding| finding.message.contains("s after the last token"));
     assert!(note.is_some_and(|note| note.grade == Grade::Note && note.line == Some(7)), "{:?}", late.findings);
+    let set = anew(7 - 1, "/start_unix_us", "+7200000000");
+    let note = set.findings.iter().find(|finding| finding.message.contains("the wall clock was set by +7200.0 s"));
+    assert!(note.is_some_and(|note| note.grade == Grade::Note && note.line == Some(7)), "{:?}", set.findings);
     let same = anew(0, "/segment", "=/segment");
     assert!(same.is_clean(), "written anew without a change it is clean: {:?}", same.findings);
 }

@@ -34,17 +34,23 @@ pub(crate) fn command(args: &ReportArgs, output: Output) -> Result<()> {
 fn runs(args: &ReportArgs) -> Result<Vec<Results>> {
     let mut faults = Vec::new();
     let mut runs = Vec::new();
+    let mut is_idle = args.measured_on.is_some();
     for path in &args.results {
         match read_results(path, &args.map.map) {
             Ok(mut run) => {
                 if let (Class::Unstated, Some(on)) = (run.class, args.measured_on) {
                     run.class = on.into();
                     run.measured_on = "as the user says".into();
+                    is_idle = false;
                 }
                 runs.push(run);
             }
             Err(error) => faults.extend(error.diagnostics().iter().cloned()),
         }
+    }
+    if is_idle && faults.is_empty() {
+        let fault = Diagnostic::error(Code::BadArgument, "the files say themselves what they were measured on");
+        faults.push(fault.subject("--measured-on").help("leave the flag out"));
     }
     Error::check(faults)?;
     Ok(runs)

@@ -553,6 +553,8 @@ fn comparisons_say_what_they_compare() {
     let report = npuc().arg("report").arg(few.path("r.jsonl")).arg("--allow-incomplete").output().unwrap();
     let text = String::from_utf8_lossy(&report.stdout).into_owned();
     assert!(text.contains("begun 2 times, 1 attempts failed"), "{text}");
+    let said_on = npuc().arg("report").arg(few.path("r.jsonl")).args(["--measured-on", "device"]).output().unwrap();
+    assert!(said(&said_on).contains("the files say themselves what they were measured on"), "{}", said(&said_on));
     let twice = few.bench(&["--null", "prefill=1ms,prefill=2ms"]).output().unwrap();
     assert!(said(&twice).contains("`prefill` twice"), "{}", said(&twice));
 }

@@ -8,6 +8,8 @@ use super::{Book, Check};
 /// How far two clocks may differ over a request: the wall clock is slewed by up to 500 ppm and read beside the other one.
 const WALL_RELATIVE: f64 = 0.01;
 const WALL_NS: f64 = 20e6;
+/// A wall clock that is further from the other one than this between two requests was set.
+const SET_NS: u64 = 1_000_000_000;
 /// An answer that ends later than this after its last token is noted.
 const LATE_NS: i64 = 1_000_000_000;
 
@@ -149,5 +151,20 @@ fn serial(results: &Results, book: &mut Book) {
             let message = format!("{} begins at {start} ns, the one before ends at {end} ns", after.name());
             book.fault(Check::Serial, after.line, message);
         }
+        wall_between(before, after, book);
+    }
+}
+
+/// Whether somebody set the wall clock between two requests of a segment; no figure is made of it.
+fn wall_between(before: &Request, after: &Request, book: &mut Book) {
+    let passed = |from: Option<i64>, to: Option<i64>| to?.checked_sub(from?);
+    let wall = passed(before.start_wall_ns, after.start_wall_ns);
+    let own = passed(before.start_ns, after.start_ns);
+    if let (true, Some(wall), Some(own)) = (before.segment == after.segment, wall, own)
+        && wall.abs_diff(own) > SET_NS
+    {
+        let by = (wall as f64 - own as f64) / 1e9;
+        let message = format!("{}: the wall clock was set by {by:+.1} s since the request before", after.name());
+        book.note(Check::WallTime, after.line, message);
     }
 }
