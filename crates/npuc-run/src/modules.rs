@@ -102,7 +102,7 @@ pub fn make(folder: &Path, manifest: &Manifest, graphs: &[&Graph], making: &mut 
 ///
 /// Errors: as [`make`].
 pub fn tried(module: &Module, graph: &Graph, making: &mut Making<'_>) -> Result<(Compiled, Option<TorqProfile>)> {
-    let folder = tempfile::tempdir().map_err(|e| unwritable_text(&e))?;
+    let folder = scratch()?;
     let (mlir, vmfb) = (folder.path().join("tried.mlir"), folder.path().join("tried.vmfb"));
     write_module(module, &mlir)?;
     let flags = graph_flags(making.target, graph, making.changes);
@@ -118,6 +118,11 @@ pub(crate) fn write_module(module: &Module, path: &Path) -> Result<()> {
     let file = File::create(path).map(BufWriter::new);
     let written = file.and_then(|mut file| module.write(&mut file).and_then(|()| file.flush()));
     Ok(written.map_err(|e| unwritable_text(&e))?)
+}
+
+/// A folder for modules that belong to no bundle.
+pub(crate) fn scratch() -> Result<tempfile::TempDir> {
+    Ok(tempfile::tempdir().map_err(|e| unwritable_text(&e))?)
 }
 
 fn unwritable_text(error: &std::io::Error) -> Diagnostic {

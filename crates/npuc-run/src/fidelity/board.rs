@@ -167,15 +167,14 @@ pub fn compare_board(bundle: &Path, outputs: &Path) -> Result<BoardFigures> {
     npuc::bundle::Bundle::open(bundle)?;
     let (step_file, greedy_file) = (SourceFile::open(&step_path)?, SourceFile::open(&greedy_path)?);
     let given_file = SourceFile::open(outputs)?;
-    let (step, greedy, given) = (tensors(&step_file)?, tensors(&greedy_file)?, tensors(&given_file)?);
+    let (golden, greedy, given) = (tensors(&step_file)?, tensors(&greedy_file)?, tensors(&given_file)?);
     let fidelity = scores(&given, &greedy).map_err(|e| e.in_file(outputs))?;
-    let step = step_cosines(&given, &step).map_err(|e| e.in_file(outputs))?;
+    let step = step_cosines(&given, &golden).map_err(|e| e.in_file(outputs))?;
     if fidelity.positions == 0 && step.is_empty() {
         let fault = Diagnostic::error(Code::BadReference, "the file has nothing to compare").file(outputs);
         let have: Vec<&str> = given.names().into_iter().collect();
         return Err(fault.need("logits [n, vocab], or out.<port> of the golden step").have(have.join(", ")).into());
     }
-    let golden = tensors(&step_file)?;
     let expected = golden.names().into_iter().filter(|name| name.starts_with("out."));
     let lacks = |name: &&str| !step.is_empty() && !step.iter().any(|(known, _)| known == name);
     let mut absent: Vec<String> = expected.filter(lacks).map(str::to_owned).collect();

@@ -72,6 +72,19 @@ pub fn best_id(logits: &[f32]) -> Option<u32> {
     u32::try_from(best).ok()
 }
 
+/// The cosine between two vectors; not a number where an element is none.
+pub(crate) fn cosine(have: &[f32], expected: &[f32]) -> f64 {
+    let pairs = || have.iter().zip(expected).map(|(&a, &b)| (f64::from(a), f64::from(b)));
+    let dot = |f: fn((f64, f64)) -> f64| pairs().map(f).sum::<f64>();
+    let norms = (dot(|(a, _)| a * a) * dot(|(_, b)| b * b)).sqrt();
+    match norms == 0.0 {
+        // Nothing but zeros points nowhere; two of them are the same all the same.
+        true if have == expected => 1.0,
+        true => 0.0,
+        false => dot(|(a, b)| a * b) / norms,
+    }
+}
+
 /// Sums over positions.
 pub(super) struct Sums {
     positions: usize,
@@ -112,13 +125,7 @@ impl Sums {
     pub(super) fn add(&mut self, have: &[f32], expected: &[f32]) -> f64 {
         let pairs = || have.iter().zip(expected).map(|(&a, &b)| (f64::from(a), f64::from(b)));
         let dot = |f: fn((f64, f64)) -> f64| pairs().map(f).sum::<f64>();
-        let norms = (dot(|(a, _)| a * a) * dot(|(_, b)| b * b)).sqrt();
-        let cosine = match norms == 0.0 {
-            // Nothing but zeros points nowhere; two of them are the same all the same.
-            true if have == expected => 1.0,
-            true => 0.0,
-            false => dot(|(a, b)| a * b) / norms,
-        };
+        let cosine = cosine(have, expected);
         let (ours, theirs) = (top(have, 10), top(expected, 10));
         self.positions += 1;
         self.cosine += cosine;

@@ -17,6 +17,7 @@ mod windows;
 
 pub use board::{BoardFigures, compare_board, write_golden};
 pub use emulated::emulated;
+pub(crate) use figures::cosine;
 pub use figures::{Fidelity, best_id};
 pub use gate::Gate;
 pub use modules::{OfModules, compare_modules};

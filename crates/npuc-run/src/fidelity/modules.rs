@@ -18,7 +18,7 @@ use super::trace::{Difference, Distance};
 use super::values::{Values, host_values, input, place_of};
 use crate::device::module::{Module, ModuleSpec, Runner, TIME_LIMIT};
 use crate::device::port::PortFormat;
-use crate::modules::{ports, runner, write_module};
+use crate::modules::{ports, runner, scratch, write_module};
 use crate::program::{Program, Segment};
 use crate::toolchain::compile::{self, Compilation, compile};
 use crate::toolchain::{Installed, find};
@@ -121,8 +121,7 @@ fn of_module(
 ) -> Result<(Vec<Difference>, Vec<Distance>)> {
     let graph = &segment.graph;
     let (module, ids) = emit_traced(graph, &program.weights, &record.function, work.style)?;
-    let files = tempfile::tempdir()
-        .map_err(|e| Diagnostic::error(Code::Unwritable, format!("cannot make a folder for a module: {e}")))?;
+    let files = scratch()?;
     let (mlir, vmfb) = (files.path().join("traced.mlir"), files.path().join("traced.vmfb"));
     write_module(&module, &mlir)?;
     let log = work.log;

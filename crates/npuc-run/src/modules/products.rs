@@ -14,9 +14,10 @@ use npuc::{Code, DType, Diagnostic, Result, Tensor, target};
 use npuc_kernels::quantize::{Search, positive_bf16_scales, quantize_row};
 use serde::Serialize;
 
-use super::{Making, compiled, ports, write_module};
+use super::{Making, compiled, ports, scratch, write_module};
 use crate::device::module::{self, ModuleSpec, Runner, TIME_LIMIT};
 use crate::device::port::PortFormat;
+use crate::fidelity::cosine;
 
 /// The least cosine between the device's result and the host's.
 const LEAST_COSINE: f64 = 0.999;
@@ -52,8 +53,7 @@ pub fn prove_products(
     style: Style,
     making: &mut Making<'_>,
 ) -> Result<Vec<ProvedProduct>> {
-    let folder = tempfile::tempdir()
-        .map_err(|e| Diagnostic::error(Code::Unwritable, format!("cannot make a folder for a module: {e}")))?;
+    let folder = scratch()?;
     let mlir = folder.path().join("product.mlir");
     let mut seen = BTreeSet::new();
     let mut proved = Vec::new();
@@ -68,22 +68,24 @@ pub fn prove_products(
         let checked = target::check(graph.clone(), &request.target, &request.question)?;
         write_module(&emit(&checked, &weights, NAME, style)?, &mlir)?;
         let cosine = product_cosine(&graph, &weights, &mlir, making)?;
-        if cosine < LEAST_COSINE {
-            return Err(wrong(&name, cosine, making.log));
-        }
+        check(&name, cosine, making.log)?;
         proved.push(ProvedProduct { product: name, cosine });
     }
     Ok(proved)
 }
 
-fn wrong(name: &str, cosine: f64, log: &Path) -> npuc::Error {
-    Diagnostic::error(Code::Unfaithful, "the compiler computes a product wrong without a word")
+/// Refuses a cosine that is too small, or not a number because the result has elements that are none.
+fn check(name: &str, cosine: f64, log: &Path) -> Result<()> {
+    if cosine >= LEAST_COSINE {
+        return Ok(());
+    }
+    Err(Diagnostic::error(Code::Unfaithful, "the compiler computes a product wrong without a word")
         .file(log)
         .subject(name)
         .need(format!("a cosine of at least {LEAST_COSINE} to this machine"))
         .have(format!("{cosine:.6}"))
         .help("change the shapes (another capacity, --attention split-head) or the recipe, and report it to the vendor")
-        .into()
+        .into())
 }
 
 /// The products of a graph in small form.
@@ -160,12 +162,7 @@ pub fn product_cosine(
     device.run(&given.iter().map(Vec::as_slice).collect::<Vec<&[f32]>>())?;
     let mut host = Executor::with_encodings(graph, weights, &Encodings::reals(graph, Real::Bf16), &[])?;
     host.run(&[&given]);
-    Ok(cosine_of(device.output(0), host.output(0)))
-}
-
-fn cosine_of(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
+    Ok(cosine(device.output(0), host.output(0)))
 }
 
 /// Random weights in the formats of a graph.
@@ -202,4 +199,24 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
         ((x ^ x >> 31) >> 40) as f32 / (1 << 23) as f32 - 1.0
     };
     (0..count as u64).map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_no_number_is_no_proof() {
+        for (device, host, is_good) in [
+            (&[1.0, 2.0][..], &[1.0, 2.0][..], true),
+            (&[1.0, 2.1], &[1.0, 2.0], true),
+            (&[2.0, 1.0], &[1.0, 2.0], false),
+            (&[0.0, 0.0], &[1.0, 2.0], false),
+            (&[f32::NAN, 2.0], &[1.0, 2.0], false),
+            (&[f32::INFINITY, 2.0], &[1.0, 2.0], false),
+        ] {
+            let checked = check("product", cosine(device, host), Path::new("log"));
+            assert_eq!(checked.is_ok(), is_good, "{device:?}: {checked:?}");
+        }
+    }
 }

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::diag::{Code, Diagnostic, Error};
 use crate::ir::{Graph, Op};
-use crate::model::StepShape;
+use crate::model::{Port, StateKind, StepShape};
 use crate::quant::Encodings;
 
 mod chunk;
@@ -99,4 +100,21 @@ impl Emitted {
             Some((_, EmittedFile::Qnn(_) | EmittedFile::Module(_))) | None => None,
         }
     }
+}
+
+/// The refusal of a port that holds what convolutions keep; `None` for any other port.
+fn convolution_state(port: Port, message: &str) -> Option<Error> {
+    let is_state = matches!(
+        port,
+        Port::History | Port::Past(StateKind::Conv, _) | Port::New(StateKind::Conv, _) | Port::Next(StateKind::Conv, _)
+    );
+    let fault = || {
+        Diagnostic::error(Code::UnsupportedArchitecture, message)
+            .subject(port.to_string())
+            .need("a model whose layers all have attention, as in the Llama family")
+            .have("a layer with a short convolution, as LFM2 has them")
+            .help("build it for a target without such ports, e.g. --target host; `npuc targets` lists them")
+            .into()
+    };
+    is_state.then(fault)
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::back::rotary;
+use crate::back::{convolution_state, rotary};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, GraphBuilder, Op, Type, ValueId};
@@ -144,19 +144,8 @@ fn ordered_outputs(graph: &Graph) -> Result<Vec<(Port, ValueId)>> {
 }
 
 fn other_protocol(port: Port) -> crate::Error {
-    if matches!(
-        port,
-        Port::History | Port::Past(StateKind::Conv, _) | Port::New(StateKind::Conv, _) | Port::Next(StateKind::Conv, _)
-    ) {
-        return Diagnostic::error(
-            Code::UnsupportedArchitecture,
-            "MediaTek's runtime has no place for what convolutions keep",
-        )
-        .subject(port.to_string())
-        .need("a model whose layers all have attention, as in the Llama family")
-        .have("a layer with a short convolution, as LFM2 has them")
-        .help("build it for a target without such ports, e.g. --target host; `npuc targets` lists them")
-        .into();
+    if let Some(refusal) = convolution_state(port, "MediaTek's runtime has no place for what convolutions keep") {
+        return refusal;
     }
     Diagnostic::error(Code::Misfit, "MediaTek's runtime has no such port")
         .subject(port.to_string())
