@@ -28,6 +28,45 @@ leveled! {
     }
 }
 
+/// `out = (x - mean) / sqrt(variance + eps) · gain + bias` for each row of `gain.len()` elements; `x` and `out` are
+/// `[rows, gain.len()]`.
+///
+/// # Panics
+/// When `gain` is empty, `bias` differs from it in length, `x` is not whole rows, or `out` differs in length.
+pub fn layer_norm(x: &[f32], gain: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    assert!(!gain.is_empty() && x.len().is_multiple_of(gain.len()), "x is not rows of {}", gain.len());
+    assert!(x.len() == out.len() && gain.len() == bias.len(), "layer_norm: lengths differ");
+    layer_norm_at(Level::detect(), x, gain, bias, eps, out);
+}
+
+leveled! {
+    pub(crate) fn layer_norm_at(x: &[f32], gain: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        for (x, out) in x.chunks_exact(gain.len()).zip(out.chunks_exact_mut(gain.len())) {
+            let mean = (sum(x) / x.len() as f64) as f32;
+            for (o, v) in out.iter_mut().zip(x) {
+                *o = v - mean;
+            }
+            let variance = sum_of_squares(out) / x.len() as f64;
+            let factor = (1.0 / (variance + f64::from(eps)).sqrt()) as f32;
+            for ((o, g), b) in out.iter_mut().zip(gain).zip(bias) {
+                *o = *o * factor * g + b;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn sum(x: &[f32]) -> f64 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [0.0f32; LANES];
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane += v;
+        }
+    }
+    lanes.iter().chain(rest).map(|&v| f64::from(v)).sum()
+}
+
 #[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f64 {
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -124,6 +163,22 @@ pub(crate) fn exp_one(x: f32) -> f32 {
     y * power_of_two(half) * power_of_two(exponent.wrapping_sub(half))
 }
 
+/// The error function is Abramowitz and Stegun's 7.1.26, whose error is at most 1.5e-7: `erfc(z) = p(1 / (1 + 0.3275911 z)) · e^(-z²)`
+/// for z ≥ 0.
+#[inline(always)]
+fn gelu_one(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let z = magnitude * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let mut p = 1.061_405_4;
+    p = p * t - 1.453_152;
+    p = p * t + 1.421_413_7;
+    p = p * t - 0.284_496_74;
+    p = p * t + 0.254_829_6;
+    let tail = 0.5 * magnitude * (p * t) * exp_one(-z * z);
+    if x > 0.0 { x - tail } else { -tail }
+}
+
 #[inline(always)]
 fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
@@ -158,6 +213,8 @@ unary! {
     sigmoid, sigmoid_at: |x| 1.0 / (1.0 + exp_one(-x));
     /// `out = x / (1 + e^-x)`.
     silu, silu_at: |x| x / (1.0 + exp_one(-x));
+    /// `out = x · (1 + erf(x / √2)) / 2`, within 4e-7 of the larger of 1 and |x|.
+    gelu, gelu_at: |x| gelu_one(x);
     /// `out = 1 / sqrt(x)`, from the exact square root and quotient.
     rsqrt, rsqrt_at: |x| 1.0 / x.sqrt();
 }

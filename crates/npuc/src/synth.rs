@@ -13,7 +13,7 @@ use serde_json::{Map, json};
 
 use crate::bundle::staging::Staging;
 use crate::diag::{Code, Diagnostic, Result};
-use crate::front::{Source, config_hf, weights};
+use crate::front::{ModelConfig, Source, config_hf, weights};
 use crate::model::{self, Role, WeightSpec};
 use crate::tensor::{DType, byte_len};
 
@@ -68,7 +68,7 @@ const BATCH: usize = 1 << 16;
 pub fn write(dir: &Path, config_text: &[u8], config_file: &Path, format: Format, seed: u64) -> Result<u64> {
     let config = config_hf::parse(config_text, config_file)?.model;
     let specs = model::weight_specs(&config);
-    let (header, data_bytes) = header(&specs, format, config_file)?;
+    let (header, data_bytes) = header(&config, &specs, format, config_file)?;
     let staging = Staging::create(dir, data_bytes)?;
     staging.stream("config.json", |out| out.write_all(config_text))?;
     staging.stream("model.safetensors", |out| {
@@ -81,7 +81,7 @@ pub fn write(dir: &Path, config_text: &[u8], config_file: &Path, format: Format,
 }
 
 /// The header of the safetensors file, padded to whole 8 bytes, and the bytes of the data.
-fn header(specs: &[WeightSpec], format: Format, config_file: &Path) -> Result<(Vec<u8>, u64)> {
+fn header(config: &ModelConfig, specs: &[WeightSpec], format: Format, config_file: &Path) -> Result<(Vec<u8>, u64)> {
     let too_large = |spec: &WeightSpec| {
         Diagnostic::error(Code::BadConfig, "the weights are too large to be stored")
             .file(config_file)
@@ -96,7 +96,7 @@ fn header(specs: &[WeightSpec], format: Format, config_file: &Path) -> Result<(V
         let shape = weights::stored_shape(Source::HuggingFace, spec);
         let entry =
             json!({"dtype": format.dtype().name().to_uppercase(), "shape": shape.0, "data_offsets": [start, end]});
-        entries.insert(weights::hf_name(&spec.name), entry);
+        entries.insert(weights::hf_name(config, &spec.name), entry);
     }
     let mut header = serde_json::Value::from(entries).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
@@ -108,8 +108,10 @@ fn write_weight(out: &mut dyn Write, spec: &WeightSpec, number: usize, format: F
     // A uniform number in -1..1 has the variance 1/3.
     let (centre, reach) = match spec.role {
         Role::Norm => (1.0, 0.1),
-        Role::Bias => (0.0, 0.1),
-        Role::Attention | Role::FeedForward | Role::Convolution | Role::Filter => (0.0, (3.0 / cols).sqrt()),
+        Role::Bias | Role::Position => (0.0, 0.1),
+        Role::Attention | Role::FeedForward | Role::Convolution | Role::Filter | Role::Stem => {
+            (0.0, (3.0 / cols).sqrt())
+        }
         Role::Embedding | Role::Head => (0.0, LOGIT_SPREAD * (3.0 / cols).sqrt()),
     };
     let mut random = ChaCha8Rng::seed_from_u64(seed);

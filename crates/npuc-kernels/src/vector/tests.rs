@@ -56,6 +56,56 @@ fn functions_of_one_operand_follow_their_formulas() {
     check_unary(rsqrt_at, 1e-6..1e4, |x| 1.0 / x.sqrt());
 }
 
+/// From the positive series of the error function (Abramowitz and Stegun, 7.1.6) in f64.
+#[test]
+fn gelu_follows_the_normal_distribution() {
+    let erf = |x: f64| {
+        let (mut term, mut total) = (x, x);
+        for n in 1..400 {
+            term *= 2.0 * x * x / f64::from(2 * n + 1);
+            total += term;
+        }
+        2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * total
+    };
+    let x: Vec<f32> = (-800..=800).map(|i| i as f32 * 0.01).collect();
+    for level in Level::all() {
+        let mut out = vec![f32::NAN; x.len()];
+        gelu_at(level, &x, &mut out);
+        for (&x, &have) in x.iter().zip(&out) {
+            let want = f64::from(x) * (1.0 + erf(f64::from(x) / std::f64::consts::SQRT_2)) / 2.0;
+            assert!(
+                (f64::from(have) - want).abs() <= 4e-7 * f64::from(x.abs().max(1.0)),
+                "{level:?} {x}: {have} {want}"
+            );
+        }
+        let mut ends = [f32::NAN; 5];
+        gelu_at(level, &[-1e30, -200.0, 0.0, 200.0, f32::NAN], &mut ends);
+        assert_eq!(ends[..4], [0.0, 0.0, 0.0, 200.0]);
+        assert!(ends[4].is_nan());
+    }
+}
+
+#[test]
+fn layer_norm_follows_its_formula() {
+    for (rows, cols) in [1, 3].into_iter().flat_map(|r| LENGTHS.map(|c| (r, c))) {
+        let (x, gain, bias) = (random(rows * cols, 4), random(cols, 5), random(cols, 6));
+        let normed = |row: &[f32]| {
+            let mean = row.iter().map(|&v| f64::from(v)).sum::<f64>() / cols as f64;
+            let variance = row.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / cols as f64;
+            let one = |(i, &v): (usize, &f32)| {
+                (f64::from(v) - mean) / (variance + 1e-5).sqrt() * f64::from(gain[i]) + f64::from(bias[i])
+            };
+            row.iter().enumerate().map(one).collect::<Vec<f64>>()
+        };
+        let want: Vec<f64> = x.chunks(cols).flat_map(normed).collect();
+        for level in Level::all() {
+            let mut out = vec![f32::NAN; x.len()];
+            layer_norm_at(level, &x, &gain, &bias, 1e-5, &mut out);
+            assert_close(&out, &want, 2e-6);
+        }
+    }
+}
+
 #[test]
 fn gates_saturate_without_nan() {
     let x = [-200.0, -100.0, 100.0, 200.0];

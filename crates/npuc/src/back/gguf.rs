@@ -67,6 +67,7 @@ impl Layout {
         quantised: &BTreeMap<String, Tensor>,
         vocab: Option<&GgufVocab>,
     ) -> Result<Layout> {
+        refuse_whisper(&plan.config)?;
         let config = &plan.config;
         let file_type = metadata::file_type(plan);
         let (count, mut header) = match checkpoint.source {
@@ -145,8 +146,23 @@ impl Layout {
 ///
 /// Errors: [`Code::UnsupportedFormat`] for each weight.
 pub fn check_formats(plan: &Plan) -> Result<()> {
+    refuse_whisper(&plan.config)?;
     let odd = plan.weights.iter().filter(|weight| type_id(weight.to).is_none());
     Error::check(odd.map(|weight| no_such_format(&weight.name, weight.to)).collect())
+}
+
+/// GGUF has no layout of Whisper: what whisper.cpp reads is another container.
+fn refuse_whisper(config: &ModelConfig) -> Result<()> {
+    match config {
+        ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => Ok(()),
+        ModelConfig::Whisper(_) => {
+            let fault = Diagnostic::error(Code::UnsupportedArchitecture, "GGUF files have no form for this model");
+            Err(fault
+                .have(config.family())
+                .help("write a bundle instead: npuc build MODEL --recipe RECIPE -o DIR")
+                .into())
+        }
+    }
 }
 
 fn no_such_format(name: &str, dtype: DType) -> Diagnostic {
@@ -169,7 +185,7 @@ fn entry(
         ModelConfig::Llama(config) => {
             matches!(config.architecture, LlamaArchitecture::Llama | LlamaArchitecture::Mistral)
         }
-        ModelConfig::Lfm2(_) => false,
+        ModelConfig::Lfm2(_) | ModelConfig::Whisper(_) => false,
     };
     let heads = match &planned.name {
         name if interleaves && name.contains(".self_attn.q_proj.") => Some(config.heads()),
@@ -190,10 +206,12 @@ fn rope_factors(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Option<
             let stored = header.tensors.into_iter().find(|tensor| tensor.name == ROPE_FACTORS);
             stored.and_then(|stored| Tensor::in_file(stored.dtype, stored.shape, file, stored.range))
         }
-        Source::HuggingFace => rope::factors(config.rope(), config.head_dim()).and_then(|factors| {
-            let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
-            Tensor::in_memory(DType::F32, [factors.len()].into(), bytes.into())
-        }),
+        Source::HuggingFace => {
+            config.rope().and_then(|rope| rope::factors(rope, config.head_dim())).and_then(|factors| {
+                let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+                Tensor::in_memory(DType::F32, [factors.len()].into(), bytes.into())
+            })
+        }
     };
     Ok(tensor.map(|tensor| Entry {
         name: ROPE_FACTORS.into(),

@@ -472,7 +472,7 @@ fn map_weights(dir: &Path, manifest: &Manifest) -> Result<BTreeMap<String, Tenso
     manifest.weights.par_iter().map(weight).collect()
 }
 
-/// The weights that the model calls for, in the shapes it calls for: the embedding table, and all where the host
+/// The weights that the model calls for, in the shapes it calls for: the tables of tokens and positions, and all where the host
 /// computes every graph on the target too.
 fn check_weights(manifest: &Manifest, weights: &BTreeMap<String, Tensor>) -> Result<()> {
     let all = manifest.graphs.iter().all(|graph| graph.emitted.is_none());
@@ -486,7 +486,9 @@ fn check_weights(manifest: &Manifest, weights: &BTreeMap<String, Tensor>) -> Res
             Some(fault.subject(spec.name).need(spec.shape).have(have))
         }
     };
-    Error::check(specs.filter(|spec| all || spec.role == Role::Embedding).filter_map(lacking).collect())
+    let positions = manifest.model.positions_table();
+    let of_runner = |spec: &model::WeightSpec| spec.role == Role::Embedding || Some(spec.name.as_str()) == positions;
+    Error::check(specs.filter(|spec| all || of_runner(spec)).filter_map(lacking).collect())
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {

@@ -24,6 +24,7 @@ pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32
     };
     match &step.op {
         Op::RmsNorm { eps } => vector::rms_norm(arg(0), arg(1), *eps, out),
+        Op::LayerNorm { eps } => vector::layer_norm(arg(0), arg(1), arg(2), *eps, out),
         Op::Linear {} | Op::PointwiseConv {} => project(step, &read, stored, out),
         Op::ShortConv {} => short_conv(arg(0), (arg(1), dims(1)), step.args.get(2).map(&read), out),
         Op::Rope {} => vector::rope(arg(0), arg(1), arg(2), 2 * dims(1)[1], out),
@@ -35,6 +36,7 @@ pub(super) fn compute<'a>(step: &'a Step, read: impl Fn(&'a Operand) -> &'a [f32
         }
         Op::Softmax {} => vector::softmax(arg(0), step.shape[step.shape.len() - 1], out),
         Op::Silu {} => vector::silu(arg(0), out),
+        Op::Gelu {} => vector::gelu(arg(0), out),
         Op::Sigmoid {} => vector::sigmoid(arg(0), out),
         Op::Exp {} => vector::exp(arg(0), out),
         Op::Abs {} => out.iter_mut().zip(arg(0)).for_each(|(out, x)| *out = x.abs()),

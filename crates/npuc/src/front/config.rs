@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 pub use super::config_lfm2::Lfm2Config;
+pub use super::config_whisper::{Stack, StackSizes, WhisperConfig};
 use super::fields::{Fields, limit};
 use crate::diag::{Code, Diagnostic, Error, Result};
+use crate::model::whisper;
 
 /// The configuration of a model of any family. What all families have is told by methods, whatever a family calls it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,6 +16,8 @@ pub enum ModelConfig {
     Llama(LlamaConfig),
     /// LFM2: short convolutions beside attention.
     Lfm2(Lfm2Config),
+    /// Whisper, both of its models or one of them.
+    Whisper(WhisperConfig),
 }
 
 /// What a layer mixes the tokens with.
@@ -24,15 +28,18 @@ pub enum LayerKind {
     Attention,
     /// A gated convolution over the last few tokens.
     Convolution,
+    /// Attention among all positions of the step, which leaves nothing behind.
+    Encoder,
 }
 
-/// A method that reads a field that every family has under the same name.
+/// A method that reads a field that the other families have under the same name, and Whisper's where it is another.
 macro_rules! shared {
-    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty),+ $(,)?) => {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty, $w:ident => $whisper:expr);+ $(;)?) => {
         $($(#[doc = $doc])+ pub const fn $name(&self) -> $type {
             match self {
                 ModelConfig::Llama(config) => config.$name,
                 ModelConfig::Lfm2(config) => config.$name,
+                ModelConfig::Whisper($w) => $whisper,
             }
         })+
     };
@@ -41,23 +48,23 @@ macro_rules! shared {
 impl ModelConfig {
     shared! {
         /// Width of the residual stream.
-        hidden: usize,
+        hidden: usize, w => w.hidden;
         /// Width of the feed-forward layer.
-        ffn: usize,
+        ffn: usize, w => w.sizes().ffn;
         /// Query heads of a layer with attention.
-        heads: usize,
+        heads: usize, w => w.sizes().heads;
         /// Key/value heads of a layer with attention; divides [`ModelConfig::heads`].
-        kv_heads: usize,
+        kv_heads: usize, w => w.sizes().heads;
         /// Width of a head; even.
-        head_dim: usize,
+        head_dim: usize, w => w.head_dim();
         /// The number of token ids.
-        vocab: usize,
+        vocab: usize, w => w.vocab;
         /// Longest context the model was made for.
-        max_positions: usize,
-        /// Epsilon of the RMS normalisations.
-        rms_eps: f32,
+        max_positions: usize, w => w.positions();
+        /// Epsilon of the normalisations.
+        rms_eps: f32, w => { let _ = w; WhisperConfig::NORM_EPS };
         /// Whether the head is the embedding table.
-        tied: bool,
+        tied: bool, w => w.tied;
     }
 
     /// The number of layers.
@@ -65,14 +72,43 @@ impl ModelConfig {
         match self {
             ModelConfig::Llama(config) => config.layers,
             ModelConfig::Lfm2(config) => config.kinds.len(),
+            ModelConfig::Whisper(config) => config.sizes().layers,
         }
     }
 
-    /// The rotary embedding.
-    pub const fn rope(&self) -> &Rope {
+    /// The rotary embedding; Whisper has none.
+    pub const fn rope(&self) -> Option<&Rope> {
         match self {
-            ModelConfig::Llama(config) => &config.rope,
-            ModelConfig::Lfm2(config) => &config.rope,
+            ModelConfig::Llama(config) => Some(&config.rope),
+            ModelConfig::Lfm2(config) => Some(&config.rope),
+            ModelConfig::Whisper(_) => None,
+        }
+    }
+
+    /// Whether the model reads token ids; an encoder of sound does not.
+    pub fn reads_tokens(&self) -> bool {
+        !self.has(LayerKind::Encoder)
+    }
+
+    /// The name of the table of positions whose rows are added to those of the tokens, where the model has one.
+    pub const fn positions_table(&self) -> Option<&'static str> {
+        match self {
+            ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => None,
+            ModelConfig::Whisper(config) => match config.stack {
+                Stack::Both | Stack::Decoder => Some(whisper::POSITIONS),
+                Stack::Encoder => None,
+            },
+        }
+    }
+
+    /// Positions of what the decoder listens to, rows of the keys and values that it is given; 0 for models that only read.
+    pub const fn heard_positions(&self) -> usize {
+        match self {
+            ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => 0,
+            ModelConfig::Whisper(config) => match config.stack {
+                Stack::Both | Stack::Decoder => config.source_positions,
+                Stack::Encoder => 0,
+            },
         }
     }
 
@@ -81,6 +117,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Llama(_) => "Llama",
             ModelConfig::Lfm2(_) => "LFM2",
+            ModelConfig::Whisper(_) => "Whisper",
         }
     }
 
@@ -92,6 +129,10 @@ impl ModelConfig {
         match self {
             ModelConfig::Llama(_) => LayerKind::Attention,
             ModelConfig::Lfm2(config) => config.kinds[layer],
+            ModelConfig::Whisper(config) => match config.stack {
+                Stack::Encoder => LayerKind::Encoder,
+                Stack::Both | Stack::Decoder => LayerKind::Attention,
+            },
         }
     }
 
@@ -103,7 +144,7 @@ impl ModelConfig {
     /// The tokens before a step that its convolutions read: rows of each such layer's state. 0 where no layer has one.
     pub fn history(&self) -> usize {
         match self {
-            ModelConfig::Llama(_) => 0,
+            ModelConfig::Llama(_) | ModelConfig::Whisper(_) => 0,
             ModelConfig::Lfm2(config) if self.has(LayerKind::Convolution) => config.window - 1,
             ModelConfig::Lfm2(_) => 0,
         }
@@ -113,7 +154,7 @@ impl ModelConfig {
     /// histories of convolutions.
     pub fn padding_stays_zero(&self) -> bool {
         match self {
-            ModelConfig::Llama(_) => true,
+            ModelConfig::Llama(_) | ModelConfig::Whisper(_) => true,
             ModelConfig::Lfm2(config) => !config.conv_bias || !self.has(LayerKind::Convolution),
         }
     }
@@ -124,6 +165,7 @@ impl ModelConfig {
         match &mut self {
             ModelConfig::Llama(config) => config.tied = value,
             ModelConfig::Lfm2(config) => config.tied = value,
+            ModelConfig::Whisper(config) => config.tied = value,
         }
         self
     }
@@ -134,6 +176,7 @@ impl ModelConfig {
         match &mut self {
             ModelConfig::Llama(config) => config.layers = layers,
             ModelConfig::Lfm2(config) => config.kinds.truncate(layers),
+            ModelConfig::Whisper(config) => config.sizes_mut().layers = layers,
         }
         self
     }
@@ -144,7 +187,7 @@ impl ModelConfig {
     pub fn llama_only(&self, what: &str, help: &str) -> Result<&LlamaConfig> {
         match self {
             ModelConfig::Llama(config) => Ok(config),
-            ModelConfig::Lfm2(_) => Err(Diagnostic::error(
+            ModelConfig::Lfm2(_) | ModelConfig::Whisper(_) => Err(Diagnostic::error(
                 Code::UnsupportedArchitecture,
                 format!("{what} is not done for models of the family {}", self.family()),
             )
@@ -263,6 +306,13 @@ impl ModelConfig {
         match self {
             ModelConfig::Llama(_) => {}
             ModelConfig::Lfm2(config) => ranges.push(("window", config.window, limit::WINDOW)),
+            ModelConfig::Whisper(config) => ranges.extend([
+                ("mels", config.mels, limit::BANDS),
+                ("source_positions", config.source_positions, limit::POSITIONS),
+                ("encoder.layers", config.encoder.layers, limit::LAYERS),
+                ("encoder.heads", config.encoder.heads, limit::HEADS),
+                ("encoder.ffn", config.encoder.ffn, limit::WIDTH),
+            ]),
         }
         let fault = |key: &str, need: String, have: usize| {
             Diagnostic::error(Code::BadConfig, "a number of the model is not possible")
@@ -277,10 +327,16 @@ impl ModelConfig {
         if faults.is_empty() && !self.heads().is_multiple_of(self.kv_heads()) {
             faults.push(fault("kv_heads", format!("a divisor of heads = {}", self.heads()), self.kv_heads()));
         }
+        if let ModelConfig::Lfm2(config) = self
+            && let Some(layer) = config.kinds.iter().position(|kind| *kind == LayerKind::Encoder)
+        {
+            faults
+                .push(fault("kinds", "attention or convolution".into(), layer).help("a layer of LFM2 is no encoder's"));
+        }
         if !self.head_dim().is_multiple_of(2) {
             faults.push(fault("head_dim", "an even number".into(), self.head_dim()));
         }
-        if let RopeScaling::Factors { factors } = &self.rope().scaling
+        if let Some(RopeScaling::Factors { factors }) = self.rope().map(|rope| &rope.scaling)
             && factors.len() != self.head_dim() / 2
         {
             faults.push(fault("rope.scaling.factors", format!("{} of them", self.head_dim() / 2), factors.len()));

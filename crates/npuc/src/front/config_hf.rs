@@ -4,7 +4,7 @@
 //! `hidden_act` silu, `rms_norm_eps` 1e-6, `rope_theta` 10000, `head_dim` hidden / heads (Qwen3: 128),
 //! `num_key_value_heads` = `num_attention_heads`, `tie_word_embeddings` false, `attention_bias` and `mlp_bias`
 //! false, `sliding_window` 4096 (Mistral and Qwen2/3), `use_sliding_window` false, `max_window_layers` 28.
-//! Those of LFM2 are in `config_lfm2.rs`.
+//! Those of LFM2 and Whisper are in files of their own.
 //! Null counts as absent, except that `"sliding_window": null` says that there is no window.
 
 use std::path::Path;
@@ -12,13 +12,13 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::config::{LlamaArchitecture, LlamaConfig, ModelConfig, Rope, RopeScaling, cross_check};
-use super::config_lfm2;
 use super::fields::{Field, Fields, limit};
+use super::{config_lfm2, config_whisper};
 use crate::diag::{Code, Diagnostic, Error, Result};
 
 /// What is said where an architecture, rope type or activation is not supported.
-pub(super) const ARCHITECTURES: &str =
-    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or Lfm2ForCausalLM";
+pub(super) const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Lfm2ForCausalLM or \
+     WhisperForConditionalGeneration";
 
 /// What `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +43,7 @@ pub fn parse(text: &[u8], file: &Path) -> Result<HfConfig> {
     let model = match architecture {
         Architecture::Llama(member) => llama(&object, member, &mut fields),
         Architecture::Lfm2 => config_lfm2::parse(&object, &mut fields),
+        Architecture::Whisper => config_whisper::parse(&object, &mut fields),
     };
     let mut bos_eos = special_ids(&object);
     let mut faults = std::mem::take(&mut fields.faults);
@@ -63,6 +64,7 @@ pub(super) fn parse_generation(text: &[u8], file: &Path) -> Result<(Option<u32>,
 enum Architecture {
     Llama(LlamaArchitecture),
     Lfm2,
+    Whisper,
 }
 
 fn object(text: &[u8], file: &Path) -> Result<Map<String, Value>> {
@@ -116,6 +118,7 @@ fn architecture(object: &Map<String, Value>) -> Result<Architecture> {
         "Qwen2ForCausalLM" => Some(Architecture::Llama(LlamaArchitecture::Qwen2)),
         "Qwen3ForCausalLM" => Some(Architecture::Llama(LlamaArchitecture::Qwen3)),
         "Lfm2ForCausalLM" => Some(Architecture::Lfm2),
+        "WhisperForConditionalGeneration" => Some(Architecture::Whisper),
         _ => None,
     });
     let by_kind = kind.as_deref().map(|kind| match kind {
@@ -124,6 +127,7 @@ fn architecture(object: &Map<String, Value>) -> Result<Architecture> {
         "qwen2" => Some(Architecture::Llama(LlamaArchitecture::Qwen2)),
         "qwen3" => Some(Architecture::Llama(LlamaArchitecture::Qwen3)),
         "lfm2" => Some(Architecture::Lfm2),
+        "whisper" => Some(Architecture::Whisper),
         _ => None,
     });
     if object.get("vision_config").is_some_and(|v| !v.is_null()) {

@@ -150,6 +150,7 @@ const fn shown(kind: LayerKind) -> &'static str {
     match kind {
         LayerKind::Attention => "full_attention",
         LayerKind::Convolution => "conv",
+        LayerKind::Encoder => "encoder",
     }
 }
 

@@ -16,6 +16,8 @@ pub(super) mod limit {
     pub(in crate::front) const HEADS: RangeInclusive<usize> = 1..=1 << 16;
     /// Taps of a short convolution: with one there is no history, and no such model.
     pub(in crate::front) const WINDOW: RangeInclusive<usize> = 2..=1 << 10;
+    /// Bands of a spectrogram.
+    pub(in crate::front) const BANDS: RangeInclusive<usize> = 1..=1 << 10;
     pub(in crate::front) const VOCAB: RangeInclusive<usize> = 1..=1 << 28;
     pub(in crate::front) const POSITIONS: RangeInclusive<usize> = 1..=1 << 31;
     pub(in crate::front) const ANY: RangeInclusive<usize> = 0..=1 << 40;

@@ -7,13 +7,16 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use self::config::Stack;
 use crate::diag::{Code, Diagnostic};
+use crate::model::weight_specs;
 use crate::tensor::Tensor;
 
 pub mod config;
 mod config_gguf;
 pub mod config_hf;
 mod config_lfm2;
+mod config_whisper;
 mod fields;
 mod finite;
 mod from_gguf;
@@ -55,6 +58,20 @@ pub struct Checkpoint {
     pub tokenizer: Option<TokenizerSource>,
     /// What is odd but does not stop the work.
     pub warnings: Vec<Diagnostic>,
+}
+
+impl Checkpoint {
+    /// One of Whisper's models out of a checkpoint of both, with the weights that it uses; `None` for other models.
+    pub fn stack(&self, stack: Stack) -> Option<Checkpoint> {
+        let config = match &self.config {
+            ModelConfig::Whisper(config) => ModelConfig::Whisper(config.of(stack)),
+            ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => return None,
+        };
+        let specs = weight_specs(&config).into_iter();
+        let tensors =
+            specs.filter_map(|spec| Some((spec.name.clone(), self.tensors.get(&spec.name)?.clone()))).collect();
+        Some(Checkpoint { config, tensors, ..self.clone() })
+    }
 }
 
 /// Token ids that begin and end text.

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::config::{LlamaArchitecture, ModelConfig};
+use super::config::{LlamaArchitecture, ModelConfig, WhisperConfig};
 use super::{Source, name_list};
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::model::llama::{EMBEDDING, HEAD};
@@ -51,7 +51,7 @@ pub(super) fn settle(config: ModelConfig, source: Source, listed: Vec<Listed>) -
     let mut warnings = Vec::new();
     let tied = match source {
         Source::Gguf => !by_name.contains_key(HEAD),
-        Source::HuggingFace => match settle_head(config.tied(), &mut by_name) {
+        Source::HuggingFace => match settle_head(&config, &mut by_name) {
             Ok((tied, warning)) => {
                 warnings.extend(warning);
                 tied
@@ -74,10 +74,11 @@ pub(super) fn settle(config: ModelConfig, source: Source, listed: Vec<Listed>) -
 
 /// Whether the head is tied, by what is stored first and `tie_word_embeddings` second.
 fn settle_head(
-    said_tied: bool,
+    config: &ModelConfig,
     by_name: &mut BTreeMap<String, Listed>,
 ) -> Result<(bool, Option<Diagnostic>), Box<Diagnostic>> {
-    let (head, embedding) = (hf_name(HEAD), hf_name(EMBEDDING));
+    let said_tied = config.tied();
+    let (head, embedding) = (hf_name(config, HEAD), hf_name(config, EMBEDDING));
     let warning = |message: &str| Some(Diagnostic::warning(Code::TiedHead, message).subject(&head));
     match (said_tied, by_name.get(EMBEDDING), by_name.get(HEAD)) {
         (true, Some(_), None) => Ok((true, None)),
@@ -191,10 +192,14 @@ fn check(spec: &WeightSpec, source: Source, listed: Option<Listed>) -> Result<Te
     Ok(if shape == spec.shape { tensor } else { tensor.with_shape(spec.shape.clone()) })
 }
 
-/// The shape that the form of file gives a weight: Hugging Face's filters have an axis more, of one channel a group.
+/// The shape that the form of file gives a weight: Hugging Face's filters have an axis more, of one channel a group, and so have
+/// convolutions that npuc has as matrices.
 pub(crate) fn stored_shape(source: Source, spec: &WeightSpec) -> Shape {
     match (source, spec.role, &*spec.shape) {
         (Source::HuggingFace, Role::Filter, &[channels, taps]) => [channels, 1, taps].into(),
+        (Source::HuggingFace, Role::Stem, &[channels, columns]) => {
+            [channels, columns / WhisperConfig::TAPS, WhisperConfig::TAPS].into()
+        }
         (Source::HuggingFace | Source::Gguf, _, _) => spec.shape.clone(),
     }
 }
@@ -203,7 +208,7 @@ pub(crate) fn stored_shape(source: Source, spec: &WeightSpec) -> Shape {
 fn in_order(config: &ModelConfig, source: Source, name: &str, tensor: Tensor) -> Result<Tensor, Misfit> {
     let config = match (config, source) {
         (ModelConfig::Llama(config), Source::Gguf) if config.architecture == LlamaArchitecture::Llama => config,
-        (ModelConfig::Llama(_) | ModelConfig::Lfm2(_), Source::Gguf | Source::HuggingFace) => return Ok(tensor),
+        (ModelConfig::Llama(_) | ModelConfig::Lfm2(_) | ModelConfig::Whisper(_), _) => return Ok(tensor),
     };
     let heads = if name.contains(".self_attn.q_proj.") {
         config.heads
@@ -280,6 +285,8 @@ const fn names(config: &ModelConfig) -> Names {
     match config {
         ModelConfig::Llama(_) => LLAMA,
         ModelConfig::Lfm2(_) => LFM2,
+        // No GGUF file has such a model.
+        ModelConfig::Whisper(_) => Names { outer: &[], layer: &[] },
     }
 }
 
@@ -296,7 +303,7 @@ impl Names {
 /// The canonical name of a stored tensor; `None` if the form of file has no such weight.
 fn canonical(config: &ModelConfig, source: Source, stored: &str) -> Option<String> {
     match source {
-        Source::HuggingFace => Some(stored.strip_prefix("model.").unwrap_or(stored).to_owned()),
+        Source::HuggingFace => Some(canonical_of_hf(config, stored)),
         Source::Gguf => {
             let (prefix, rest, table) = names(config).split_layer(stored, "blk.");
             let (module, kind) = rest.rsplit_once('.')?;
@@ -312,7 +319,7 @@ fn canonical(config: &ModelConfig, source: Source, stored: &str) -> Option<Strin
 /// The name that the form of file gives a canonical name.
 pub(crate) fn stored_name(config: &ModelConfig, source: Source, canonical: &str) -> String {
     match source {
-        Source::HuggingFace => hf_name(canonical),
+        Source::HuggingFace => hf_name(config, canonical),
         Source::Gguf => {
             let (prefix, rest, table) = names(config).split_layer(canonical, "layers.");
             let (module, kind) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
@@ -325,7 +332,27 @@ pub(crate) fn stored_name(config: &ModelConfig, source: Source, canonical: &str)
     }
 }
 
+/// The canonical name of a tensor of a Hugging Face checkpoint. Of Whisper's decoder it is that without `decoder.`, so that its
+/// weights have the names that other decoders' have.
+fn canonical_of_hf(config: &ModelConfig, stored: &str) -> String {
+    let name = stored.strip_prefix("model.").unwrap_or(stored);
+    match config {
+        ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => name.to_owned(),
+        ModelConfig::Whisper(_) if name == WHISPER_HEAD => HEAD.to_owned(),
+        ModelConfig::Whisper(_) => name.strip_prefix("decoder.").unwrap_or(name).to_owned(),
+    }
+}
+
+/// What Whisper's checkpoints call the head.
+const WHISPER_HEAD: &str = "proj_out.weight";
+
 /// The name that transformers gives a canonical name.
-pub(crate) fn hf_name(canonical: &str) -> String {
-    if canonical == HEAD { canonical.to_owned() } else { format!("model.{canonical}") }
+pub(crate) fn hf_name(config: &ModelConfig, canonical: &str) -> String {
+    match config {
+        ModelConfig::Llama(_) | ModelConfig::Lfm2(_) if canonical == HEAD => canonical.to_owned(),
+        ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => format!("model.{canonical}"),
+        ModelConfig::Whisper(_) if canonical == HEAD => WHISPER_HEAD.to_owned(),
+        ModelConfig::Whisper(_) if canonical.starts_with("encoder.") => format!("model.{canonical}"),
+        ModelConfig::Whisper(_) => format!("model.decoder.{canonical}"),
+    }
 }

@@ -122,7 +122,7 @@ impl Growing {
         let both = bound + self.bounds[other.index()];
         let factors = [1.0, 0.0, -0.5, 2.0];
         let (scale, offset) = (factors[usize::from(c) % 4], factors[usize::from(d) % 4]);
-        match kind % 11 {
+        match kind % 12 {
             0 => self.op(Op::Silu {}, &[tame], bound),
             1 => self.op(Op::Sigmoid {}, &[tame], 1.0),
             2 => self.op(Op::Exp {}, &[tame], bound.exp()),
@@ -139,6 +139,7 @@ impl Growing {
                 self.op(Op::Div {}, &[other, positive], both * bound.exp())
             }
             9 => self.op(Op::Abs {}, &[tame], bound),
+            10 => self.op(Op::Gelu {}, &[tame], bound),
             _ => self.op(Op::Affine { scale: 1.0, offset: 0.0 }, &[tame], bound),
         };
     }
@@ -147,11 +148,15 @@ impl Growing {
         let x = self.tame(x);
         let (bound, shape) = (self.bounds[x.index()], self.builder.shape(x).to_vec());
         let (axis, last) = (usize::from(c) % shape.len(), shape[shape.len() - 1]);
-        match kind % 5 {
+        match kind % 6 {
             0 => self.op(Op::Softmax {}, &[x], 1.0),
             1 => self.op(Op::Sum { axis }, &[x], bound * shape[axis] as f64),
             2 => self.op(Op::Mean { axis }, &[x], bound),
             3 => self.op(Op::Max { axis }, &[x], bound),
+            4 => {
+                let (gain, bias) = (self.leaf(Some(DType::F16), &[last]), self.leaf(Some(DType::F32), &[last]));
+                self.op(Op::LayerNorm { eps: 1e-1 }, &[x, gain, bias], bound * 4.0 + 1.0)
+            }
             _ => {
                 let gain = self.leaf(Some([DType::F32, DType::F16][axis % 2]), &[last]);
                 self.op(Op::RmsNorm { eps: 1e-2 }, &[x, gain], bound * 10.0)

@@ -62,11 +62,13 @@ enum Formats {
 fn formats(op: &Op, operand: usize) -> Formats {
     match (op, operand) {
         (Op::Linear {} | Op::PointwiseConv {}, 1) => Formats::Any,
-        (Op::Linear {} | Op::PointwiseConv {}, 2) | (Op::RmsNorm { .. }, 1) => Formats::Plain,
+        (Op::Linear {} | Op::PointwiseConv {}, 2) | (Op::RmsNorm { .. } | Op::LayerNorm { .. }, 1) => Formats::Plain,
+        (Op::LayerNorm { .. }, 2) => Formats::Plain,
         (Op::ShortConv {}, 1 | 2) => Formats::Plain,
         (Op::Transpose { .. } | Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {}, _) => Formats::Plain,
         (
             Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
             | Op::Linear {}
             | Op::PointwiseConv {}
             | Op::ShortConv {}
@@ -75,6 +77,7 @@ fn formats(op: &Op, operand: usize) -> Formats {
             | Op::MatMul { .. }
             | Op::Softmax {}
             | Op::Silu {}
+            | Op::Gelu {}
             | Op::Sigmoid {}
             | Op::Exp {}
             | Op::Abs {}
@@ -127,7 +130,8 @@ pub fn check_arity(op: &Op, count: usize) -> Result<(), String> {
 
 fn extents(op: &Op, args: &[&[usize]]) -> Extents {
     match op {
-        Op::RmsNorm { eps: _ } => rms_norm(args[0], args[1]),
+        Op::RmsNorm { eps: _ } => norm(args[0], args[1]),
+        Op::LayerNorm { eps: _ } => norm(args[0], args[1]).and_then(|_| norm(args[0], args[2])),
         Op::Linear {} => linear(args[0], args[1], args.get(2).copied()),
         Op::PointwiseConv {} => pointwise_conv(args[0], args[1], args.get(2).copied()),
         Op::ShortConv {} => short_conv(args[0], args[1], args.get(2).copied()),
@@ -136,6 +140,7 @@ fn extents(op: &Op, args: &[&[usize]]) -> Extents {
         Op::MatMul { transpose_b } => matmul(args[0], args[1], *transpose_b),
         Op::Softmax {}
         | Op::Silu {}
+        | Op::Gelu {}
         | Op::Sigmoid {}
         | Op::Exp {}
         | Op::Abs {}
@@ -150,7 +155,7 @@ fn extents(op: &Op, args: &[&[usize]]) -> Extents {
     }
 }
 
-fn rms_norm(x: &[usize], gain: &[usize]) -> Extents {
+fn norm(x: &[usize], gain: &[usize]) -> Extents {
     let last = x[x.len() - 1];
     if gain != [last] {
         return Err(format!("a gain of x's last extent: [{last}] and {}", show(gain)));

@@ -96,6 +96,13 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
             let mean_square = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
             x.at(i) / (mean_square + f64::from(*eps)).sqrt() * args[1].at(&[i[last]])
         }),
+        Op::LayerNorm { eps } => tabulate(shape, |i| {
+            let row = line(x, i, last);
+            let mean = row.iter().sum::<f64>() / row.len() as f64;
+            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
+            let normed = (x.at(i) - mean) / (variance + f64::from(*eps)).sqrt();
+            normed * args[1].at(&[i[last]]) + args[2].at(&[i[last]])
+        }),
         Op::Linear {} | Op::PointwiseConv {} => tabulate(shape, |i| {
             let bias = args.get(2).map_or(0.0, |bias| bias.at(&[i[last]]));
             (0..x.shape[last]).map(|k| x.at(&moved(i, last, k)) * args[1].at(&[i[last], k])).sum::<f64>() + bias
@@ -122,6 +129,7 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
         }),
         Op::Softmax {} => tabulate(shape, |i| softmax(&line(x, i, last))[i[last]]),
         Op::Silu {} => map(&|x| x / (1.0 + (-x).exp())),
+        Op::Gelu {} => map(&|x| x * (1.0 + erf(x / std::f64::consts::SQRT_2)) / 2.0),
         Op::Sigmoid {} => map(&|x| 1.0 / (1.0 + (-x).exp())),
         Op::Exp {} => map(&f64::exp),
         Op::Abs {} => map(&f64::abs),
@@ -145,6 +153,19 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
             x.at(&from)
         }),
     }
+}
+
+/// By its positive series (Abramowitz and Stegun, 7.1.6), which converges everywhere; beyond 6 it is 1 in f64.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut total) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        total += term;
+    }
+    2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * total
 }
 
 fn concat(args: &[&Array], axis: usize, shape: &[usize]) -> Array {
@@ -230,6 +251,8 @@ mod tests {
         check(&[("f32[1, 2]", two.1), six], "matmul() {transpose_b = false}", &[19.0, 26.0, 33.0]);
         check(&[two], "softmax()", &[0.268_941_421_370, 0.731_058_578_630]);
         check(&[two], "silu()", &[2.857_722_380_440, 3.928_055_160_152]);
+        check(&[two], "gelu()", &[2.995_950_305_91, 3.999_873_315_0]);
+        check(&[two, ("f32[2]", &[1.0, 2.0]), ("f32[2]", &[10.0, 20.0])], "layer_norm() {eps = 0.0}", &[9.0, 22.0]);
         check(&[two], "sigmoid()", &[0.952_574_126_823, 0.982_013_790_038]);
         check(&[two], "exp()", &[20.085_536_923_188, 54.598_150_033_144]);
         check(&[("f32[2]", &[-3.0, 4.0])], "abs()", &[3.0, 4.0]);

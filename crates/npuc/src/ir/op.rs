@@ -90,6 +90,12 @@ ops! {
         /// Added to the mean square.
         eps: f32
     };
+    /// `(x, gain [last], bias [last])`: each row of the last axis less its mean, divided by its standard deviation, times `gain`,
+    /// plus `bias`.
+    LayerNorm "layer_norm" 3..=3, {
+        /// Added to the variance.
+        eps: f32
+    };
     /// `(x [.., in], weight [out, in], bias [out]?)`: `x · weightᵀ + bias`.
     Linear "linear" 2..=3, {};
     /// `(x [1, height, width, in], weight [out, in], bias [out]?)`: the same projection of every pixel, a convolution
@@ -115,6 +121,8 @@ ops! {
     Softmax "softmax" 1..=1, {};
     /// `(x)`: `x · sigmoid(x)`.
     Silu "silu" 1..=1, {};
+    /// `(x)`: `x · Φ(x)`, Φ being the distribution function of the normal distribution: `x · (1 + erf(x / √2)) / 2`.
+    Gelu "gelu" 1..=1, {};
     /// `(x)`: `1 / (1 + exp(-x))`.
     Sigmoid "sigmoid" 1..=1, {};
     /// `(x)`: e to the power of x.

@@ -41,10 +41,8 @@ pub struct AttentionBlock {
     pub head_dim: usize,
     /// The epsilon of the per-head norms of queries and keys, where the model has them.
     pub qk_norm_eps: Option<f32>,
-    /// `[tokens, head_dim / 2]`.
-    pub rope_cos: ValueId,
-    /// `[tokens, head_dim / 2]`.
-    pub rope_sin: ValueId,
+    /// Cosines and sines of the rotary angles, `[tokens, head_dim / 2]`, where the model turns queries and keys.
+    pub rope: Option<[ValueId; 2]>,
     /// `[tokens, capacity + tokens]`.
     pub mask: ValueId,
 }
@@ -114,6 +112,11 @@ impl<'a> StepBuilder<'a> {
         self.graph.weight(rows_name(name, &rows), ty.dtype, shape)
     }
 
+    /// The extents of a value.
+    pub fn shape_of(&self, value: ValueId) -> &[usize] {
+        self.graph.shape(value)
+    }
+
     /// One operation, named by its place in the model.
     pub fn op(&mut self, path: &str, op: Op, args: &[ValueId]) -> ValueId {
         self.graph.op(path, op, args)
@@ -133,6 +136,25 @@ impl<'a> StepBuilder<'a> {
     pub fn rms_norm(&mut self, path: &str, x: ValueId, eps: f32) -> ValueId {
         let gain = self.weight(&format!("{path}.weight"));
         self.op(path, Op::RmsNorm { eps }, &[x, gain])
+    }
+
+    /// Normalisation of the last axis to mean 0 and variance 1, with the gain `<path>.weight` and the bias `<path>.bias`.
+    pub fn layer_norm(&mut self, path: &str, x: ValueId, eps: f32) -> ValueId {
+        let (gain, bias) = (self.weight(&format!("{path}.weight")), self.weight(&format!("{path}.bias")));
+        self.op(path, Op::LayerNorm { eps }, &[x, gain, bias])
+    }
+
+    /// Attention of queries `[heads, tokens, head_dim]` to all keys and values `[heads, rows, head_dim]` alike; the result is
+    /// `[tokens, heads · head_dim]`. The scale is applied to the queries, so that no score leaves the range of f16.
+    pub fn attend(&mut self, path: &str, q: ValueId, k: ValueId, v: ValueId) -> ValueId {
+        let &[heads, tokens, head_dim] = self.graph.shape(q) else { unreachable!("queries are split into heads") };
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let q = self.op(path, Op::Affine { scale, offset: 0.0 }, &[q]);
+        let scores = self.op(path, Op::MatMul { transpose_b: true }, &[q, k]);
+        let weights = self.op(path, Op::Softmax {}, &[scores]);
+        let mixed = self.op(path, Op::MatMul { transpose_b: false }, &[weights, v]);
+        let rows = self.op(path, Op::Transpose { perm: vec![1, 0, 2] }, &[mixed]);
+        self.op(path, Op::Reshape { shape: vec![tokens, heads * head_dim] }, &[rows])
     }
 
     /// `down(silu(gate(x)) · up(x))` with the projections of these names below `path`; `[tokens, hidden]` in and out.
@@ -187,7 +209,7 @@ impl<'a> StepBuilder<'a> {
         }
     }
 
-    /// Rotary attention over the layer's cache with the projections below `path`; `[tokens, hidden]` in and out.
+    /// Attention over the layer's cache with the projections below `path`; `[tokens, hidden]` in and out.
     pub fn attention(
         &mut self,
         path: &str,
@@ -230,11 +252,14 @@ impl<'a> StepBuilder<'a> {
         if let Some(eps) = block.qk_norm_eps {
             rows = self.rms_norm(&format!("{path}.{norm}"), rows, eps);
         }
-        self.op(&name, Op::Rope {}, &[rows, block.rope_cos, block.rope_sin])
+        match block.rope {
+            Some([cos, sin]) => self.op(&name, Op::Rope {}, &[rows, cos, sin]),
+            None => rows,
+        }
     }
 
     /// `[tokens, heads · head_dim]` to `[heads, tokens, head_dim]`.
-    fn split_heads(&mut self, path: &str, x: ValueId, heads: usize, head_dim: usize) -> ValueId {
+    pub fn split_heads(&mut self, path: &str, x: ValueId, heads: usize, head_dim: usize) -> ValueId {
         let shape = vec![self.shape.tokens, heads, head_dim];
         let x = self.op(path, Op::Reshape { shape }, &[x]);
         self.op(path, Op::Transpose { perm: vec![1, 0, 2] }, &[x])

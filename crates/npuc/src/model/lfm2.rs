@@ -29,6 +29,7 @@ pub fn weight_specs(config: &Lfm2Config) -> Vec<WeightSpec> {
                 add("self_attn.q_layernorm.weight", &[dim], Role::Norm);
                 add("self_attn.k_layernorm.weight", &[dim], Role::Norm);
             }
+            LayerKind::Encoder => unreachable!("`ModelConfig::check` refuses such a layer"),
             LayerKind::Convolution => {
                 let parts = [
                     ("conv.in_proj", &[3 * hidden, hidden], Role::Convolution),
@@ -72,6 +73,7 @@ pub(super) fn layer(
             let attention = attention.expect("a graph that has such a layer has its ports");
             (at("self_attn"), step.attention(&at("self_attn"), layer, normed, attention, &ATTENTION))
         }
+        LayerKind::Encoder => unreachable!("`ModelConfig::check` refuses such a layer"),
         LayerKind::Convolution => {
             (at("conv"), step.gated_conv(&at("conv"), layer, normed, config.hidden, config.window - 1))
         }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::diag::Result;
+use crate::diag::{Code, Diagnostic, Result};
 use crate::front::ModelConfig;
+use crate::front::config::{LayerKind, Stack};
 use crate::ir::{Graph, Type};
 use crate::tensor::Shape;
 
@@ -14,6 +15,7 @@ pub mod llama;
 pub mod part;
 pub mod rope;
 pub mod step;
+pub mod whisper;
 
 pub use part::{Chunks, Head, Part};
 pub use step::{CacheProtocol, Port, StateKind, StepShape};
@@ -50,8 +52,12 @@ pub enum Role {
     Convolution,
     /// The filter of a short convolution, a row a channel.
     Filter,
-    /// A bias of any projection.
+    /// A bias of any projection or norm.
     Bias,
+    /// A convolution at the entry of an encoder, as the matrix of a projection.
+    Stem,
+    /// A table of positions.
+    Position,
 }
 
 impl Role {
@@ -66,6 +72,8 @@ impl Role {
             Role::Convolution => "convolution",
             Role::Filter => "filter",
             Role::Bias => "bias",
+            Role::Stem => "stem",
+            Role::Position => "position",
         }
     }
 
@@ -78,7 +86,9 @@ impl Role {
     pub const fn is_projection(self) -> bool {
         match self {
             Role::Attention | Role::FeedForward | Role::Convolution => true,
-            Role::Embedding | Role::Norm | Role::Head | Role::Filter | Role::Bias => false,
+            Role::Embedding | Role::Norm | Role::Head | Role::Filter | Role::Bias | Role::Stem | Role::Position => {
+                false
+            }
         }
     }
 }
@@ -88,6 +98,7 @@ pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
     match config {
         ModelConfig::Llama(config) => llama::weight_specs(config),
         ModelConfig::Lfm2(config) => lfm2::weight_specs(config),
+        ModelConfig::Whisper(config) => whisper::weight_specs(config),
     }
 }
 
@@ -115,9 +126,39 @@ pub fn build_part(
     protocol: CacheProtocol,
     part: &Part,
 ) -> Result<Graph> {
+    refuse_pair(config)?;
     part.check(config.layers(), config.vocab())?;
     shape.check(config.max_positions())?;
+    check_encoder(config, shape)?;
     Ok(decoder::build_part(config, weights, shape, protocol, part))
+}
+
+/// A step is one of the encoder or one of the decoder.
+fn refuse_pair(config: &ModelConfig) -> Result<()> {
+    match config {
+        ModelConfig::Whisper(config) if config.stack == Stack::Both => {
+            let fault =
+                Diagnostic::error(Code::UnsupportedArchitecture, "Whisper is two models, which do this together");
+            Err(fault
+                .need("its encoder or its decoder")
+                .have("both")
+                .help("`npuc transcribe` runs it, `npuc check` and `npuc build` take both of its models")
+                .into())
+        }
+        ModelConfig::Whisper(_) | ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => Ok(()),
+    }
+}
+
+/// An encoder has one shape: all its positions at once.
+fn check_encoder(config: &ModelConfig, shape: StepShape) -> Result<()> {
+    let all = config.max_positions();
+    match config.has(LayerKind::Encoder) && shape != (StepShape { tokens: all, capacity: all }) {
+        true => {
+            let fault = Diagnostic::error(Code::BadShape, "an encoder takes all of its positions at once");
+            Err(fault.need(format!("{all}t{all}c")).have(shape).into())
+        }
+        false => Ok(()),
+    }
 }
 
 /// The name of the norm in front of the head, without `.weight`.
@@ -125,6 +166,7 @@ pub const fn final_norm(config: &ModelConfig) -> &'static str {
     match config {
         ModelConfig::Llama(_) => llama::FINAL_NORM,
         ModelConfig::Lfm2(_) => lfm2::FINAL_NORM,
+        ModelConfig::Whisper(config) => whisper::final_norm_name(config),
     }
 }
 

@@ -114,6 +114,7 @@ impl StateKind {
         match layer {
             LayerKind::Attention => &[StateKind::Key, StateKind::Value],
             LayerKind::Convolution => &[StateKind::Conv],
+            LayerKind::Encoder => &[],
         }
     }
 
@@ -129,8 +130,13 @@ impl StateKind {
 /// A port of a step graph. Its text form is the port's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Port {
-    /// In: rows of the embedding table, `[tokens, hidden]`.
+    /// In: rows of the embedding table, `[tokens, hidden]`, with the rows of the positions added where the model has such a table.
     Embeds,
+    /// In (encoders of sound): the log-mel spectrogram, `[bands, frames]`.
+    Mel,
+    /// Out of an encoder, and in to the decoder that listens to it: keys or values of a layer of the decoder,
+    /// `[heads, positions, head_dim]`.
+    Heard(StateKind, usize),
     /// In: cosines of the rotary angles, `[tokens, head_dim / 2]`.
     RopeCos,
     /// In: sines of the rotary angles, `[tokens, head_dim / 2]`.
@@ -163,6 +169,8 @@ impl fmt::Display for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Port::Embeds => f.write_str("embeds"),
+            Port::Mel => f.write_str("mel"),
+            Port::Heard(kind, layer) => write!(f, "heard_{}.{layer}", kind.letter()),
             Port::RopeCos => f.write_str("rope_cos"),
             Port::RopeSin => f.write_str("rope_sin"),
             Port::Mask => f.write_str("mask"),
@@ -185,6 +193,7 @@ impl FromStr for Port {
     fn from_str(name: &str) -> Result<Port> {
         let fixed = [
             Port::Embeds,
+            Port::Mel,
             Port::RopeCos,
             Port::RopeSin,
             Port::Mask,
@@ -207,7 +216,7 @@ impl FromStr for Port {
             return Ok(Port::LogitsPart(part));
         }
         for kind in [StateKind::Key, StateKind::Value, StateKind::Conv] {
-            for make in [Port::Past, Port::New, Port::Next] {
+            for make in [Port::Past, Port::New, Port::Next, Port::Heard] {
                 if let Some((_, layer)) = state
                     && make(kind, layer).to_string() == name
                 {
@@ -217,8 +226,8 @@ impl FromStr for Port {
         }
         Err(Diagnostic::error(Code::BadBundle, format!("`{name}` is not a port of a step graph"))
             .need(
-                "embeds, rope_cos, rope_sin, mask, write_mask, history, hidden, logits, logits.<part>, \
-                 {past,new,next}_{k,v,c}.<layer>, or cross.<value>",
+                "embeds, mel, rope_cos, rope_sin, mask, write_mask, history, hidden, logits, logits.<part>, \
+                 {past,new,next,heard}_{k,v,c}.<layer>, or cross.<value>",
             )
             .have(name)
             .into())

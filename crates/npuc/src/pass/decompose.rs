@@ -21,9 +21,11 @@ fn patch(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Patch>
         Op::Attention { scale } => attention(&mut ops, &args, &shapes, *scale),
         Op::ShortConv {} => short_conv(&mut ops, &args, &shapes),
         Op::RmsNorm { eps } => rms_norm(&mut ops, &args, &shapes, *eps),
+        Op::LayerNorm { eps } => layer_norm(&mut ops, &args, &shapes, *eps),
         Op::Rope {} => rope(&mut ops, &args, &shapes),
         Op::Softmax {} => softmax(&mut ops, &args, &shapes),
         Op::Silu {} => silu(&mut ops, &args),
+        Op::Gelu {} => gelu(&mut ops, &args),
         Op::Linear {}
         | Op::PointwiseConv {}
         | Op::MatMul { .. }
@@ -119,6 +121,48 @@ fn softmax(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]]) -> Option<Sou
     let exp = ops.op(Op::Exp {}, &[below]);
     let sum = ops.op(Op::Sum { axis }, &[exp]);
     Some(ops.op(Op::Div {}, &[exp, sum]))
+}
+
+fn layer_norm(ops: &mut NewOps, args: &[Source], shapes: &[&[usize]], eps: f32) -> Option<Source> {
+    let &[x, gain, bias] = args else { return None };
+    let axis = shapes.first()?.len().checked_sub(1)?;
+    let mean = ops.op(Op::Mean { axis }, &[x]);
+    let centred = ops.op(Op::Sub {}, &[x, mean]);
+    let squares = ops.op(Op::Mul {}, &[centred, centred]);
+    let variance = ops.op(Op::Mean { axis }, &[squares]);
+    let variance = ops.op(Op::Affine { scale: 1.0, offset: eps }, &[variance]);
+    let factor = ops.op(Op::Rsqrt {}, &[variance]);
+    let normed = ops.op(Op::Mul {}, &[centred, factor]);
+    let scaled = ops.op(Op::Mul {}, &[normed, gain]);
+    Some(ops.op(Op::Add {}, &[scaled, bias]))
+}
+
+/// `(x + |x|) / 2 - |x| / 2 · erfc(|x| / √2)`, with Abramowitz and Stegun's 7.1.26 for erfc, whose error is at most 1.5e-7:
+/// a polynomial of `t = 1 / (1 + 0.3275911 z)` times `e^(-z²)` for z ≥ 0.
+fn gelu(ops: &mut NewOps, args: &[Source]) -> Option<Source> {
+    const BY_POWER: [f32; 5] = [0.254_829_6, -0.284_496_74, 1.421_413_7, -1.453_152, 1.061_405_4];
+    let &[x] = args else { return None };
+    let affine = |ops: &mut NewOps, x, scale, offset| ops.op(Op::Affine { scale, offset }, &[x]);
+    let magnitude = ops.op(Op::Abs {}, &[x]);
+    let z = affine(ops, magnitude, std::f32::consts::FRAC_1_SQRT_2, 0.0);
+    let z_squared = ops.op(Op::Mul {}, &[z, z]);
+    let exponent = affine(ops, z_squared, -1.0, 0.0);
+    let bell = ops.op(Op::Exp {}, &[exponent]);
+    // The reciprocal of y > 0 is the reciprocal root of its square.
+    let y = affine(ops, z, 0.327_591_1, 1.0);
+    let y_squared = ops.op(Op::Mul {}, &[y, y]);
+    let t = ops.op(Op::Rsqrt {}, &[y_squared]);
+    let [low @ .., last] = BY_POWER;
+    let mut polynomial = affine(ops, t, last, 0.0);
+    for factor in low.into_iter().rev() {
+        let sum = affine(ops, polynomial, 1.0, factor);
+        polynomial = ops.op(Op::Mul {}, &[sum, t]);
+    }
+    let tail = ops.op(Op::Mul {}, &[polynomial, bell]);
+    let tail = ops.op(Op::Mul {}, &[tail, magnitude]);
+    let twice = ops.op(Op::Add {}, &[x, magnitude]);
+    let twice = ops.op(Op::Sub {}, &[twice, tail]);
+    Some(affine(ops, twice, 0.5, 0.0))
 }
 
 fn silu(ops: &mut NewOps, args: &[Source]) -> Option<Source> {

@@ -56,13 +56,17 @@ passes! {
     DecomposeShortConv "decompose-short-conv",
     /// Writes rms_norm as a mean of squares, a reciprocal root and two products.
     DecomposeRmsNorm "decompose-rms-norm",
+    /// Writes layer_norm as two means, a reciprocal root, products and a sum.
+    DecomposeLayerNorm "decompose-layer-norm",
     /// Writes rope as products of the two halves of every row.
     DecomposeRope "decompose-rope",
     /// Writes softmax as an exponential over its sum.
     DecomposeSoftmax "decompose-softmax",
     /// Writes silu as a product with a sigmoid.
     DecomposeSilu "decompose-silu",
-    /// Writes all of attention, short convolutions, rms_norm, rope, softmax and silu in plain operations.
+    /// Writes gelu as a polynomial times an exponential, within 4e-7 of its operand.
+    DecomposeGelu "decompose-gelu",
+    /// Writes all of attention, short convolutions, norms, rope, softmax, silu and gelu in plain operations.
     Decompose "decompose",
     /// Writes rms_norm over rows that are divided by their largest magnitude first, so that no square leaves binary16.
     RescaleRmsNorm "rescale-rms-norm",
@@ -115,6 +119,8 @@ impl Pass {
             | Pass::SplitAttention
             | Pass::DecomposeShortConv
             | Pass::DecomposeRmsNorm
+            | Pass::DecomposeLayerNorm
+            | Pass::DecomposeGelu
             | Pass::DecomposeRope
             | Pass::DecomposeSoftmax
             | Pass::DecomposeSilu
@@ -129,6 +135,8 @@ impl Pass {
             Pass::DecomposeAttention => decompose::patches(graph, Some("attention")),
             Pass::SplitAttention => heads::split_attention(graph),
             Pass::DecomposeShortConv => decompose::patches(graph, Some("short_conv")),
+            Pass::DecomposeLayerNorm => decompose::patches(graph, Some("layer_norm")),
+            Pass::DecomposeGelu => decompose::patches(graph, Some("gelu")),
             Pass::DecomposeRmsNorm => decompose::patches(graph, Some("rms_norm")),
             Pass::DecomposeRope => decompose::patches(graph, Some("rope")),
             Pass::DecomposeSoftmax => decompose::patches(graph, Some("softmax")),

@@ -69,6 +69,7 @@ fn on_joined(op: &Op, axis: usize) -> Option<(Op, Along)> {
     let elsewhere = |at: usize| (at != axis && at != axis + 1).then(|| if at > axis { at - 1 } else { at });
     match op {
         Op::Silu {}
+        | Op::Gelu {}
         | Op::Sigmoid {}
         | Op::Exp {}
         | Op::Abs {}
@@ -79,7 +80,9 @@ fn on_joined(op: &Op, axis: usize) -> Option<(Op, Along)> {
         | Op::Mul {}
         | Op::Div {} => Some((op.clone(), Along::All)),
         // These work along the last axis.
-        Op::RmsNorm { .. } | Op::Linear {} | Op::Softmax {} => (axis + 2 < RANK).then(|| (op.clone(), Along::First)),
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Linear {} | Op::Softmax {} => {
+            (axis + 2 < RANK).then(|| (op.clone(), Along::First))
+        }
         // These work along the last two.
         Op::Rope {} => (axis == 0).then_some((Op::Rope {}, Along::First)),
         Op::MatMul { .. } => (axis == 0).then(|| (op.clone(), Along::All)),

@@ -42,6 +42,7 @@ fn identity(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Pat
         // Same type: the whole, the same shape, one element to reduce.
         Op::Sum { .. } | Op::Mean { .. } | Op::Max { .. } | Op::Slice { .. } | Op::Reshape { .. } => true,
         Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
         | Op::Linear {}
         | Op::PointwiseConv {}
         | Op::ShortConv {}
@@ -50,6 +51,7 @@ fn identity(graph: &Graph, id: ValueId, op: &Op, args: &[ValueId]) -> Option<Pat
         | Op::MatMul { .. }
         | Op::Softmax {}
         | Op::Silu {}
+        | Op::Gelu {}
         | Op::Sigmoid {}
         | Op::Exp {}
         | Op::Abs {}

@@ -63,6 +63,8 @@ fn tokens(segments: &[Segment]) -> Option<u64> {
     let mut rows = ports.filter_map(|(name, ty)| match name.parse().ok()? {
         Port::Embeds | Port::Hidden | Port::Logits => ty.shape.iter().rev().nth(1).map(|&rows| rows as u64),
         Port::LogitsPart(_)
+        | Port::Mel
+        | Port::Heard(..)
         | Port::RopeCos
         | Port::RopeSin
         | Port::Mask

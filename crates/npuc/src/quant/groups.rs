@@ -89,7 +89,7 @@ pub(super) fn float(graph: &Graph, ranges: &Ranges) -> Vec<bool> {
     let of_root = |value: &&Value| op(value) == Some(Op::Rsqrt {});
     let norms: BTreeSet<&str> = graph.values.iter().filter(of_root).map(|value| value.name.as_str()).collect();
     let in_norm = |value: &Value| match op(value) {
-        Some(Op::RmsNorm { .. }) => true,
+        Some(Op::RmsNorm { .. } | Op::LayerNorm { .. }) => true,
         Some(_) => norms.contains(value.name.as_str()),
         None => false,
     };

@@ -301,7 +301,7 @@ pub(super) fn is_legal(
     let projection = match spec.role {
         Role::Attention | Role::FeedForward | Role::Convolution | Role::Head => true,
         Role::Embedding => tied,
-        Role::Norm | Role::Filter | Role::Bias => false,
+        Role::Norm | Role::Filter | Role::Bias | Role::Stem | Role::Position => false,
     };
     match destination {
         Destination::Gguf if crate::front::gguf::type_id(dtype).is_none() => {

@@ -375,14 +375,18 @@ impl<'a> Scene<'a> {
 
     fn on_chip(&self, at: &At<'_>, max: u64) -> Option<Found> {
         let row = match at.op {
-            Op::Linear {} | Op::PointwiseConv {} | Op::MatMul { .. } | Op::Softmax {} | Op::RmsNorm { .. } => {
-                self.shape(*at.args.first()?).last()
-            }
+            Op::Linear {}
+            | Op::PointwiseConv {}
+            | Op::MatMul { .. }
+            | Op::Softmax {}
+            | Op::RmsNorm { .. }
+            | Op::LayerNorm { .. } => self.shape(*at.args.first()?).last(),
             Op::Sum { axis } | Op::Mean { axis } | Op::Max { axis } => self.shape(*at.args.first()?).get(*axis),
             Op::Rope {}
             | Op::ShortConv {}
             | Op::Attention { .. }
             | Op::Silu {}
+            | Op::Gelu {}
             | Op::Sigmoid {}
             | Op::Exp {}
             | Op::Abs {}

@@ -343,9 +343,11 @@ impl Chip {
             ("attention", Pass::DecomposeAttention),
             ("short_conv", Pass::DecomposeShortConv),
             ("rms_norm", Pass::DecomposeRmsNorm),
+            ("layer_norm", Pass::DecomposeLayerNorm),
             ("rope", Pass::DecomposeRope),
             ("softmax", Pass::DecomposeSoftmax),
             ("silu", Pass::DecomposeSilu),
+            ("gelu", Pass::DecomposeGelu),
         ];
         let decompose = plain.into_iter().filter(|(op, _)| lacks(op)).map(|(_, pass)| pass);
         let own = self.rewrites.iter().copied();

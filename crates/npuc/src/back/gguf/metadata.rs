@@ -66,6 +66,7 @@ pub(super) fn of_model(
             LlamaArchitecture::Qwen3 => "qwen3",
         },
         ModelConfig::Lfm2(_) => "lfm2",
+        ModelConfig::Whisper(_) => unreachable!("`Layout::new` refuses it"),
     };
     let mut keys = Keys::default();
     keys.string("general.architecture", arch);
@@ -89,7 +90,7 @@ pub(super) fn of_model(
             // Layers with convolutions are those that have no such heads.
             let heads = |kind: &LayerKind| match kind {
                 LayerKind::Attention => config.kv_heads as i32,
-                LayerKind::Convolution => 0,
+                LayerKind::Convolution | LayerKind::Encoder => 0,
             };
             let counts: Vec<i32> = config.kinds.iter().map(heads).collect();
             keys.array(&format!("{arch}.attention.head_count_kv"), kind::I32, &counts, |bytes, count| {
@@ -97,10 +98,13 @@ pub(super) fn of_model(
             });
             keys.u32(&format!("{arch}.shortconv.l_cache"), config.window as u32);
         }
+        ModelConfig::Whisper(_) => {}
     }
-    keys.f32(&format!("{arch}.rope.freq_base"), config.rope().theta);
+    if let Some(rope) = config.rope() {
+        keys.f32(&format!("{arch}.rope.freq_base"), rope.theta);
+    }
     keys.f32(&format!("{arch}.attention.layer_norm_rms_epsilon"), config.rms_eps());
-    if let RopeScaling::Linear { factor } = config.rope().scaling {
+    if let Some(&RopeScaling::Linear { factor }) = config.rope().map(|rope| &rope.scaling) {
         keys.string(&format!("{arch}.rope.scaling.type"), "linear");
         keys.f32(&format!("{arch}.rope.scaling.factor"), factor);
     }

@@ -77,9 +77,13 @@ pub fn export<'a>(
     parts: &[Part],
     activations: Activations<'_>,
 ) -> Result<Exported<'a>> {
-    check_shapes(&request.shapes)?;
+    if checkpoint.config.reads_tokens() {
+        check_shapes(&request.shapes)?;
+    }
     let types = weight_types(&checkpoint.tensors);
-    let mut names: BTreeSet<String> = BTreeSet::from([llama::EMBEDDING.to_owned()]);
+    let tables =
+        [Some(llama::EMBEDDING).filter(|_| checkpoint.config.reads_tokens()), checkpoint.config.positions_table()];
+    let mut names: BTreeSet<String> = tables.into_iter().flatten().map(str::to_owned).collect();
     let mut graphs = Vec::new();
     for chunk in chunks(&checkpoint.config, &types, request, parts)? {
         let name = chunk.name();

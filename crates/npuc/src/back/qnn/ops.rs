@@ -19,7 +19,9 @@ pub(crate) fn emits(op: &str) -> bool {
 /// Adds the nodes that compute a value.
 pub(super) fn emit(e: &mut Emitter<'_>, id: ValueId, op: &Op, args: &[ValueId]) -> Result<()> {
     match op {
-        Op::RmsNorm { eps } => rms_norm(e, id, args, *eps),
+        Op::RmsNorm { eps } => norm(e, id, args, "RmsNorm", *eps),
+        Op::LayerNorm { eps } => norm(e, id, args, "LayerNorm", *eps),
+        Op::Gelu {} => plain(e, id, args, "Gelu", Vec::new()),
         Op::Linear {} | Op::PointwiseConv {} => projection(e, id, args),
         Op::Rope {} => rope(e, id, args),
         Op::MatMul { transpose_b } => {
@@ -97,26 +99,29 @@ fn plain(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId], op: &str, params: V
 
 /// The library normalises rows in half precision wrongly, without a word, where several extents before them are above 1
 /// (`[1, 4, 32, 64]`, tried on v75 and v79), so all rows are put into one extent first.
-fn rms_norm(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId], eps: f32) -> Result<()> {
+fn norm(e: &mut Emitter<'_>, id: ValueId, args: &[ValueId], op: &str, eps: f32) -> Result<()> {
     let half = e.is_half(id);
     let x = operand(e, args[0], half)?;
     let extents = e.extents(id)?;
     let rows = vec![1, 1, extents[..RANK - 1].iter().product(), extents[RANK - 1]];
     let is_flat = rows == extents;
     let x = if is_flat { x } else { e.reshaped(x, &format!("{}.rows", e.path(id)), rows.clone()) };
-    let (name, shape) = (e.value(args[1]).name.clone(), e.value(args[1]).ty.shape.to_vec());
-    let shape = shape.iter().map(|&extent| extent as u32).collect();
-    let gain = static_weight(e, args[1], &name, half, shape)?;
+    let mut inputs = vec![x];
+    for &arg in &args[1..] {
+        let (name, shape) = (e.value(arg).name.clone(), e.value(arg).ty.shape.to_vec());
+        let shape = shape.iter().map(|&extent| extent as u32).collect();
+        inputs.push(static_weight(e, arg, &name, half, shape)?);
+    }
     let axes = e.list("axes", DataType::U32, vec![1], vec![RANK as i64 - 1]);
     let result = e.result(id)?;
     let params = vec![("axes", axes), ("epsilon", Param::F32(eps))];
     if is_flat {
-        e.node(e.path(id), "RmsNorm", params, vec![x, gain], result);
+        e.node(e.path(id), op, params, inputs, result);
         return e.finish(id, result);
     }
     let name = format!("{}.flat", e.path(id));
     let flat = e.tensor(name.clone(), Role::Native, e.held(result), rows);
-    e.node(name, "RmsNorm", params, vec![x, gain], flat);
+    e.node(name, op, params, inputs, flat);
     e.node(e.path(id), "Reshape", Vec::new(), vec![flat], result);
     e.finish(id, result)
 }

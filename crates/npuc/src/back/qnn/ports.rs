@@ -17,11 +17,14 @@ use crate::model::{Port, StateKind};
 /// | `mask` | `[t, c + t]`, cache first |
 /// | `rotary` | `[1, 2, t, head_dim]`: cosines, then sines, each for both halves of a row |
 /// | `past_k.<layer>` of all layers, then `past_v.<layer>` | `[kv_heads, c, head_dim]` |
+/// | `heard_k.<layer>` of all layers, then `heard_v.<layer>`, of a decoder that listens | `[heads, positions, head_dim]` |
 ///
 /// | out | shape |
 /// |---|---|
 /// | `hidden`, `logits`, or `logits.0`, `logits.1`, … where the head is cut | `[t, hidden, vocab or rows]` |
 /// | `new_k.<layer>` of all layers, then `new_v.<layer>` | `[kv_heads, t, head_dim]` |
+///
+/// An encoder of sound has the ports `mel` `[bands, frames]` and, out, `heard_k.<layer>` and `heard_v.<layer>`.
 ///
 /// With `L` layers in one context these are `2 L + 3` inputs and `2 L + 1` outputs. Source of the number and kind of ports:
 /// a published context binary of Llama 3.2 3B, 59 inputs and 57 outputs.
@@ -64,14 +67,17 @@ pub fn contract(graph: &Graph) -> Result<Graph> {
 /// The place of an input port among the kinds.
 fn input_place(port: Port) -> Result<usize> {
     match port {
-        Port::Embeds | Port::Hidden => Ok(0),
+        Port::Embeds | Port::Mel | Port::Hidden => Ok(0),
         Port::Mask => Ok(1),
         Port::RopeCos | Port::RopeSin => Ok(2),
         Port::Past(StateKind::Key, _) => Ok(3),
         Port::Past(StateKind::Value, _) => Ok(4),
+        Port::Heard(StateKind::Key, _) => Ok(5),
+        Port::Heard(StateKind::Value, _) => Ok(6),
         Port::WriteMask
         | Port::History
         | Port::Past(StateKind::Conv, _)
+        | Port::Heard(StateKind::Conv, _)
         | Port::Logits
         | Port::LogitsPart(_)
         | Port::New(..)
@@ -84,9 +90,11 @@ fn input_place(port: Port) -> Result<usize> {
 fn output_place(port: Port) -> Result<usize> {
     match port {
         Port::Hidden | Port::Logits | Port::LogitsPart(_) => Ok(0),
-        Port::New(StateKind::Key, _) => Ok(1),
-        Port::New(StateKind::Value, _) => Ok(2),
+        Port::New(StateKind::Key, _) | Port::Heard(StateKind::Key, _) => Ok(1),
+        Port::New(StateKind::Value, _) | Port::Heard(StateKind::Value, _) => Ok(2),
         Port::Embeds
+        | Port::Mel
+        | Port::Heard(StateKind::Conv, _)
         | Port::RopeCos
         | Port::RopeSin
         | Port::Mask

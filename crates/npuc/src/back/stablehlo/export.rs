@@ -14,7 +14,7 @@ use crate::bundle::EMBEDDING_TABLE;
 use crate::bundle::write::{ExtraContent, ExtraFile};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::fit::Request;
-use crate::front::Checkpoint;
+use crate::front::{Checkpoint, ModelConfig};
 use crate::ir::{Def, Graph};
 use crate::model::{Part, StepShape, llama, rope};
 use crate::quant::{Encodings, Real};
@@ -51,7 +51,7 @@ pub fn export<'a>(
     let chunks = chunk::chunks(&checkpoint.config, &types, request, parts, &passes, |graph| Ok(graph.clone()))?;
     let (mut graphs, mut modules) = (Vec::new(), Vec::new());
     for chunk in chunks {
-        let name = module_name(&chunk, parts.len());
+        let name = module_name(&checkpoint.config, &chunk, parts.len());
         let checked = target::check(chunk.graph, &request.target, &request.question)?;
         let module = emit(&checked, &checkpoint.tensors, &name, style)?;
         let graph = checked.graph().clone();
@@ -76,7 +76,8 @@ pub fn export<'a>(
         },
         ExtraFile { path: PARAMETERS.into(), content: ExtraContent::Parameters(parameters) },
     ];
-    let used: BTreeSet<String> = graphs.iter().flat_map(|emitted| used(&emitted.graph)).collect();
+    let mut used: BTreeSet<String> = graphs.iter().flat_map(|emitted| used(&emitted.graph)).collect();
+    used.extend(checkpoint.config.positions_table().map(str::to_owned));
     let weights = checkpoint.tensors.iter().filter(|(name, _)| used.contains(*name) && !held.contains(*name));
     Ok(Exported { weights: weights.map(|(name, tensor)| (name.as_str(), tensor)).collect(), graphs, files })
 }
@@ -96,9 +97,10 @@ fn used(graph: &Graph) -> impl Iterator<Item = String> + '_ {
 /// A module with the step that it computes and the flags of its compiler.
 type Made = (StepShape, Module, Vec<String>);
 
-/// `decode_step`, or `prefill_step_16t`; with the number of the part where there are several.
-fn module_name(chunk: &Chunk, parts: usize) -> String {
+/// `encode`, `decode_step`, or `prefill_step_16t`; with the number of the part where there are several.
+fn module_name(config: &ModelConfig, chunk: &Chunk, parts: usize) -> String {
     let step = match chunk.shape.tokens {
+        _ if !config.reads_tokens() => "encode".to_owned(),
         1 => "decode_step".to_owned(),
         tokens => format!("prefill_step_{tokens}t"),
     };
@@ -109,7 +111,8 @@ fn module_name(chunk: &Chunk, parts: usize) -> String {
 fn parameters(checkpoint: &Checkpoint, modules: &[Made], dialect: Dialect) -> Result<Parameters> {
     let name = llama::EMBEDDING;
     let mut constants: Vec<Constant> = modules.iter().flat_map(|(_, module, _)| module.parameters.clone()).collect();
-    if !constants.iter().any(|constant| constant.name == name) {
+    let reads = checkpoint.config.reads_tokens();
+    if reads && !constants.iter().any(|constant| constant.name == name) {
         let table = checkpoint
             .tensors
             .get(name)
@@ -163,7 +166,7 @@ fn described(
             "compiler_flags": flags,
         })
     };
-    let frequencies = rope::frequencies(config.rope(), config.head_dim());
+    let frequencies = config.rope().map(|rope| rope::frequencies(rope, config.head_dim()));
     let value = json!({
         "target": request.target.name,
         "style": style,

@@ -40,7 +40,13 @@ pub(super) fn emit(e: &mut Emitter<'_>, id: ValueId, op: &Op, args: &[ValueId]) 
             Ok(())
         }
         Op::Transpose { perm } => transpose(e, id, args[0], perm),
-        Op::RmsNorm { .. } | Op::Rope {} | Op::Attention { .. } | Op::Silu {} | Op::PointwiseConv {} => {
+        Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rope {}
+        | Op::Attention { .. }
+        | Op::Silu {}
+        | Op::Gelu {}
+        | Op::PointwiseConv {} => {
             let fault = Diagnostic::error(Code::Misfit, "the operation has no form in StableHLO");
             Err(fault.subject(&e.value(id).name).have(op.name()).help("decompose it first").into())
         }

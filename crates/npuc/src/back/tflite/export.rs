@@ -13,7 +13,7 @@ use crate::build::weight_types;
 use crate::bundle::write::{ExtraContent, ExtraFile};
 use crate::diag::{Code, Diagnostic, Result};
 use crate::fit::Request;
-use crate::front::config::RopeScaling;
+use crate::front::config::{Rope, RopeScaling};
 use crate::front::{Checkpoint, ModelConfig, SpecialTokens};
 use crate::ir::{Def, Graph, Type, Value};
 use crate::model::{Part, Port, StepShape, llama};
@@ -128,18 +128,27 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
     let scale = first_scale(&graphs);
     if scale.is_some() {
         // The runner embeds with the table as the checkpoint has it.
-        host_weights.insert(llama::EMBEDDING.into());
+        host_weights.extend(Some(llama::EMBEDDING.to_owned()).filter(|_| checkpoint.config.reads_tokens()));
     }
-    let (mut files, mut warnings) = (vec![embedding(checkpoint, scale)?], Vec::new());
+    let (mut files, mut warnings) = (Vec::new(), Vec::new());
+    host_weights.extend(checkpoint.config.positions_table().map(str::to_owned));
+    if checkpoint.config.reads_tokens() {
+        files.push(embedding(checkpoint, scale)?);
+    }
     if on_cpu {
         warnings.push(no_runtime());
     } else if request.target.back_end == Some(BackEnd::Tflite) {
-        let (prompt, generation) = runtime_shapes(&request.shapes)?;
-        let yaml = Yaml { prompt, generation, stems: &stems, embeds: scale, logits: logits_scale(&graphs) };
-        let text = runtime_yaml(checkpoint, &yaml).into_bytes();
-        files.push(ExtraFile { path: format!("{model}.yaml"), content: ExtraContent::Bytes(text) });
-        warnings.extend(rope_warning(&checkpoint.config));
-        warnings.extend(head_warning(request));
+        match checkpoint.config.rope() {
+            None => warnings.push(no_pipeline(&checkpoint.config)),
+            Some(rope) => {
+                let (prompt, generation) = runtime_shapes(&request.shapes)?;
+                let yaml = Yaml { prompt, generation, stems: &stems, embeds: scale, logits: logits_scale(&graphs) };
+                let text = runtime_yaml(checkpoint, rope, &yaml).into_bytes();
+                files.push(ExtraFile { path: format!("{model}.yaml"), content: ExtraContent::Bytes(text) });
+                warnings.extend(rope_warning(rope));
+                warnings.extend(head_warning(request));
+            }
+        }
     }
     let compiler = compiler(request, &stems)?;
     if let Some(plan) = &compiler {
@@ -166,7 +175,7 @@ fn check_request(export: &Export<'_>) -> Result<()> {
             .have(storage.iter().map(|storage| storage.precision()).collect::<Vec<_>>().join(","))
             .into());
     }
-    if request.target.back_end == Some(BackEnd::Tflite) {
+    if request.target.back_end == Some(BackEnd::Tflite) && request.shapes.iter().any(|shape| shape.tokens == 1) {
         runtime_shapes(&request.shapes)?;
     }
     Ok(())
@@ -294,6 +303,12 @@ fn for_the_host(graph: Graph, npu: &BTreeSet<String>, storage: Storage<'_>) -> G
     graph
 }
 
+/// MediaTek's GenAI runtime drives decoders with rotary tables.
+fn no_pipeline(config: &ModelConfig) -> Diagnostic {
+    let message = "MediaTek's GenAI runtime has no YAML for this model";
+    Diagnostic::warning(Code::Misfit, message).have(config.family()).help("npuc's own runner drives the files")
+}
+
 /// What MediaTek's runtime cannot do.
 fn no_runtime() -> Diagnostic {
     Diagnostic::warning(Code::Misfit, "MediaTek's runtime does not compute the operations that are placed on the CPU")
@@ -385,8 +400,8 @@ fn head_warning(request: &Request) -> Option<Diagnostic> {
 }
 
 /// The runtime computes the rotary table from its base alone.
-fn rope_warning(config: &ModelConfig) -> Option<Diagnostic> {
-    let scaling = match config.rope().scaling {
+fn rope_warning(rope: &Rope) -> Option<Diagnostic> {
+    let scaling = match rope.scaling {
         RopeScaling::None => return None,
         RopeScaling::Linear { .. } => "linear",
         RopeScaling::Llama3 { .. } => "llama3",
@@ -413,7 +428,7 @@ struct Yaml<'a> {
 }
 
 /// The YAML that the runtime reads.
-fn runtime_yaml(checkpoint: &Checkpoint, yaml: &Yaml<'_>) -> String {
+fn runtime_yaml(checkpoint: &Checkpoint, rope: &Rope, yaml: &Yaml<'_>) -> String {
     let &Yaml { prompt, generation, stems, embeds, logits } = yaml;
     let config = &checkpoint.config;
     let mut text = String::from("modelOptions:\n");
@@ -427,7 +442,7 @@ fn runtime_yaml(checkpoint: &Checkpoint, yaml: &Yaml<'_>) -> String {
     line(&mut text, "numLayer", &config.layers());
     line(&mut text, "headDim", &config.head_dim());
     line(&mut text, "maxTokenLength", &config.max_positions());
-    line(&mut text, "rotEmbBase", &format!("{:?}", config.rope().theta));
+    line(&mut text, "rotEmbBase", &format!("{:?}", rope.theta));
     for key in ["modelInputType", "modelOutputType", "cacheType", "maskType", "rotEmbType"] {
         line(&mut text, key, if embeds.is_some() { &"INT16" } else { &"FP32" });
     }

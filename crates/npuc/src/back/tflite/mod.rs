@@ -34,6 +34,7 @@ pub const PASSES: &[Pass] = &[
     Pass::DecomposeAttention,
     Pass::DecomposeShortConv,
     Pass::DecomposeRmsNorm,
+    Pass::DecomposeLayerNorm,
     Pass::DecomposeRope,
     Pass::DecomposeSilu,
     Pass::Simplify,
@@ -41,7 +42,7 @@ pub const PASSES: &[Pass] = &[
 
 /// Whether an operation of the IR has a form in TFLite.
 pub(super) fn emits(op: &str) -> bool {
-    let decomposed = ["attention", "short_conv", "rms_norm", "rope", "silu"];
+    let decomposed = ["attention", "short_conv", "rms_norm", "layer_norm", "rope", "silu"];
     crate::ir::Op::NAMES.contains(&op) && !decomposed.contains(&op)
 }
 

@@ -42,6 +42,7 @@ pub(super) fn lower(writer: &mut Writer, op: &Op, call: &Call<'_>) -> Result<()>
         Op::PointwiseConv {} => conv(writer, &shape, call),
         Op::MatMul { transpose_b } => plain(writer, Builtin::BatchMatMul { adj_y: *transpose_b }),
         Op::Softmax {} => plain(writer, Builtin::Softmax),
+        Op::Gelu {} => plain(writer, Builtin::Gelu),
         Op::Sigmoid {} => plain(writer, Builtin::Logistic),
         Op::Exp {} => plain(writer, Builtin::Exp),
         Op::Abs {} => plain(writer, Builtin::Abs),
@@ -70,7 +71,12 @@ pub(super) fn lower(writer: &mut Writer, op: &Op, call: &Call<'_>) -> Result<()>
             with(writer, Builtin::Transpose, &[perm]);
         }
         Op::Affine { scale, offset } => affine(writer, *scale, *offset, shape, call),
-        Op::RmsNorm { .. } | Op::Rope {} | Op::Attention { .. } | Op::ShortConv {} | Op::Silu {} => {
+        Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rope {}
+        | Op::Attention { .. }
+        | Op::ShortConv {}
+        | Op::Silu {} => {
             return Err(Diagnostic::error(Code::Misfit, format!("TFLite has no operator for `{}`", op.name()))
                 .subject(&call.value.name)
                 .need("plain operations")

@@ -22,12 +22,14 @@ pub const HIDDEN_MASK: f32 = -100.0;
 /// | `mask` | `[1, 1, t, c + t]`, cache first; 0 visible, [`HIDDEN_MASK`] hidden |
 /// | `rotary` | `[1, 2, t, head_dim]`: cosines, then sines, each for both halves of a row |
 /// | `past_k.<layer>` of all layers, then `past_v.<layer>` | `[1, kv_heads, c, head_dim]` |
+/// | `heard_k.<layer>` of all layers, then `heard_v.<layer>`, of a decoder that listens | `[1, heads, positions, head_dim]` |
 ///
 /// | out | shape |
 /// |---|---|
 /// | `hidden`, `logits`, or `logits.0`, `logits.1`, … where the head is cut | `[1, t, hidden, vocab or rows]` |
 /// | `next_k.<layer>` of all layers, then `next_v.<layer>` | `[1, kv_heads, c, head_dim]` |
 ///
+/// An encoder of sound has the ports `mel` `[1, bands, frames]` and, out, `heard_k.<layer>` and `heard_v.<layer>`.
 /// A part without layers has the first port on each side alone.
 ///
 /// Errors: a graph that breaks a rule of the IR ([`Code::IrInvalid`]); ports of another protocol, ports that are
@@ -66,6 +68,8 @@ fn input_ports(graph: &Graph) -> Result<BTreeMap<Port, &Type>> {
         let port: Port = value.name.parse()?;
         match port {
             Port::Embeds
+            | Port::Mel
+            | Port::Heard(StateKind::Key | StateKind::Value, _)
             | Port::Hidden
             | Port::RopeCos
             | Port::RopeSin
@@ -74,6 +78,7 @@ fn input_ports(graph: &Graph) -> Result<BTreeMap<Port, &Type>> {
             Port::WriteMask
             | Port::History
             | Port::Past(StateKind::Conv, _)
+            | Port::Heard(StateKind::Conv, _)
             | Port::Logits
             | Port::LogitsPart(_)
             | Port::New(..)
@@ -88,15 +93,18 @@ fn input_ports(graph: &Graph) -> Result<BTreeMap<Port, &Type>> {
 /// The inputs in the runtime's order, each then put into the shape that the graph takes.
 fn declare(g: &mut GraphBuilder, ports: &BTreeMap<Port, &Type>) -> Result<BTreeMap<Port, ValueId>> {
     let mut given = BTreeMap::new();
-    let entry = [Port::Embeds, Port::Hidden].into_iter().find(|port| ports.contains_key(port));
-    let entry = entry.ok_or_else(|| missing("`embeds` or `hidden`"))?;
+    let entry = [Port::Embeds, Port::Mel, Port::Hidden].into_iter().find(|port| ports.contains_key(port));
+    let entry = entry.ok_or_else(|| missing("`embeds`, `mel` or `hidden`"))?;
     let mut raw = vec![(entry, g.input(entry.to_string(), with_ones(1, ports[&entry])))];
     if let Some(ty) = ports.get(&Port::Mask) {
         raw.push((Port::Mask, g.input(Port::Mask.to_string(), with_ones(2, ty))));
     }
     let rotary = rotary::declare(g, [Port::RopeCos, Port::RopeSin].map(|port| ports.get(&port).copied()))?;
-    for kind in [StateKind::Key, StateKind::Value] {
-        for (&port, ty) in ports.iter().filter(|(port, _)| matches!(port, Port::Past(k, _) if *k == kind)) {
+    let states: [fn(StateKind, usize) -> Port; 2] = [Port::Past, Port::Heard];
+    for (make, kind) in states.into_iter().flat_map(|make| [(make, StateKind::Key), (make, StateKind::Value)]) {
+        let of_kind =
+            |port: &Port| matches!(*port, Port::Past(k, n) | Port::Heard(k, n) if *port == make(k, n) && k == kind);
+        for (&port, ty) in ports.iter().filter(|(port, _)| of_kind(port)) {
             raw.push((port, g.input(port.to_string(), with_ones(1, ty))));
         }
     }
@@ -124,9 +132,11 @@ fn ordered_outputs(graph: &Graph) -> Result<Vec<(Port, ValueId)>> {
         let place = match port {
             Port::Hidden | Port::Logits => (0, 0),
             Port::LogitsPart(part) => (0, part),
-            Port::Next(StateKind::Key, layer) => (1, layer),
-            Port::Next(StateKind::Value, layer) => (2, layer),
+            Port::Next(StateKind::Key, layer) | Port::Heard(StateKind::Key, layer) => (1, layer),
+            Port::Next(StateKind::Value, layer) | Port::Heard(StateKind::Value, layer) => (2, layer),
             Port::Embeds
+            | Port::Mel
+            | Port::Heard(StateKind::Conv, _)
             | Port::RopeCos
             | Port::RopeSin
             | Port::Mask

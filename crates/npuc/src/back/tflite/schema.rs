@@ -67,6 +67,8 @@ pub(super) enum Builtin {
         keep_num_dims: bool,
         bias: bool,
     },
+    /// By the error function, not by its approximation.
+    Gelu,
     Logistic,
     Mean,
     Mul,
@@ -83,7 +85,7 @@ pub(super) enum Builtin {
 
 impl Builtin {
     /// `BuiltinOperator`.
-    pub(super) const fn code(self) -> i8 {
+    pub(super) const fn code(self) -> i32 {
         match self {
             Builtin::Add => 0,
             Builtin::Concatenation { .. } => 2,
@@ -106,6 +108,7 @@ impl Builtin {
             Builtin::Abs => 101,
             Builtin::Quantize => 114,
             Builtin::BatchMatMul { .. } => 126,
+            Builtin::Gelu => 150,
         }
     }
 
@@ -138,6 +141,7 @@ impl Builtin {
                 3
             }
             Builtin::Exp if int16 => 2,
+            Builtin::Gelu if int16 => 2,
             Builtin::FullyConnected { keep_num_dims: false, bias: true }
             | Builtin::Abs
             | Builtin::Add
@@ -146,6 +150,7 @@ impl Builtin {
             | Builtin::Conv2d
             | Builtin::Div
             | Builtin::Exp
+            | Builtin::Gelu
             | Builtin::Logistic
             | Builtin::Mean
             | Builtin::Mul
@@ -204,17 +209,18 @@ impl Builtin {
             Builtin::Dequantize => (38, plain(fbb)),
             Builtin::Slice => (48, plain(fbb)),
             Builtin::Quantize => (89, plain(fbb)),
+            Builtin::Gelu => (116, plain(fbb)),
             Builtin::BatchMatMul { adj_y } => (101, table(fbb, |fbb| fbb.push_slot(slot(1), adj_y, false))),
         })
     }
 }
 
-/// `OperatorCode`. Codes up to 126 stand in the old one-byte field as well, which older readers know.
+/// `OperatorCode`. Codes up to 126 stand in the old one-byte field as well, which older readers know; for the others that holds 127.
 pub(super) fn operator_code(fbb: &mut FlatBufferBuilder<'_>, builtin: Builtin, version: i32) -> Table {
     table(fbb, |fbb| {
-        fbb.push_slot(slot(0), builtin.code(), 0);
+        fbb.push_slot(slot(0), builtin.code().min(i32::from(i8::MAX)) as i8, 0);
         fbb.push_slot(slot(2), version, 1);
-        fbb.push_slot(slot(3), i32::from(builtin.code()), 0);
+        fbb.push_slot(slot(3), builtin.code(), 0);
     })
 }
 

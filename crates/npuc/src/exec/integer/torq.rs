@@ -32,7 +32,9 @@ pub(super) const fn arithmetic(op: &Op) -> Option<Arithmetic> {
         Op::Rsqrt {} => Some(Arithmetic::Rsqrt),
         Op::Softmax {} => Some(Arithmetic::Softmax),
         Op::Linear {} | Op::PointwiseConv {} | Op::ShortConv {} | Op::MatMul { .. } => None,
-        Op::RmsNorm { .. } | Op::Rope {} | Op::Attention { .. } | Op::Silu {} => None,
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Gelu {} | Op::Rope {} | Op::Attention { .. } | Op::Silu {} => {
+            None
+        }
         Op::Sigmoid {} | Op::Exp {} | Op::Abs {} | Op::Add {} | Op::Sub {} | Op::Div {} => None,
         Op::Sum { .. } | Op::Max { .. } | Op::Concat { .. } | Op::Slice { .. } => None,
         Op::Reshape { .. } | Op::Transpose { .. } => None,
