@@ -9,7 +9,7 @@ use npuc::back::BackEnd;
 use npuc::back::gguf::Layout;
 use npuc::bundle::CalibrationRecord;
 use npuc::bundle::staging::{check_file, check_folder};
-use npuc::front::{self, Checkpoint, GgufVocab};
+use npuc::front::{self, Checkpoint, GgufVocab, ModelConfig};
 use npuc::quant::plan::Destination;
 use npuc::quant::recipe::Recipe;
 use npuc::{Code, Diagnostic, Result, target};
@@ -51,7 +51,7 @@ pub(crate) fn command(args: &QuantizeArgs, output: Output) -> Result<()> {
         checkpoint.tokenizer = None;
     }
     let is_gguf = args.output.extension().is_some_and(|ending| ending == "gguf");
-    refuse_idle_flags(args, is_gguf)?;
+    refuse_idle_flags(args, &checkpoint.config, is_gguf)?;
     if is_gguf { check_file(&args.output) } else { check_folder(&args.output) }?;
     let vocab = is_gguf.then(|| vocab(&checkpoint)).transpose()?.flatten();
     let destination = match &args.target {
@@ -95,7 +95,7 @@ pub(crate) fn command(args: &QuantizeArgs, output: Output) -> Result<()> {
 }
 
 /// Flags without an effect, and an output that would take the place of its own source.
-fn refuse_idle_flags(args: &QuantizeArgs, is_gguf: bool) -> Result<()> {
+fn refuse_idle_flags(args: &QuantizeArgs, config: &ModelConfig, is_gguf: bool) -> Result<()> {
     let fault = |message: &str| Diagnostic::error(Code::BadArgument, message);
     let real = |path: &Path| std::fs::canonicalize(path).ok();
     if args.output.exists() && real(&args.output) == real(&args.model) {
@@ -108,7 +108,7 @@ fn refuse_idle_flags(args: &QuantizeArgs, is_gguf: bool) -> Result<()> {
             let fault = fault("--shapes does nothing for a GGUF file");
             Err(fault.help("name a folder with -o, or leave the flag out").into())
         }
-        Some(shapes) => npuc::build::Plan::new(target::host(), shapes).map(|_| ()),
+        Some(shapes) => npuc::build::ordered(config, shapes).map(|_| ()),
         None => Ok(()),
     }
 }

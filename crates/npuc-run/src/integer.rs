@@ -48,7 +48,7 @@ impl Arithmetic {
 /// The steps of those shapes in the operations of that arithmetic, in real numbers still. No target is asked whether it takes
 /// the weights' formats: they are those of the NPU whose arithmetic it is.
 fn lowered(checkpoint: &Checkpoint, shapes: Vec<StepShape>, arithmetic: Arithmetic) -> Result<Program> {
-    let Plan { target, shapes, .. } = Plan::new(target::host(), shapes)?;
+    let Plan { target, shapes, .. } = Plan::new(target::host(), &checkpoint.config, shapes)?;
     let types = weight_types(&checkpoint.tensors);
     let step = |shape: StepShape| {
         let graph = model::build_step(&checkpoint.config, &types, shape, target.protocol)?;

@@ -145,7 +145,8 @@ impl Program {
     /// Builds a checkpoint for the host.
     pub fn from_checkpoint(checkpoint: Checkpoint, shapes: Option<Vec<StepShape>>) -> Result<Program> {
         let shapes = shapes.unwrap_or_else(|| default_shapes(&checkpoint.config));
-        Program::build(checkpoint, &Plan::new(target::host(), shapes)?)
+        let plan = Plan::new(target::host(), &checkpoint.config, shapes)?;
+        Program::build(checkpoint, &plan)
     }
 
     /// Builds a checkpoint as planned, for execution on the host.
@@ -216,6 +217,9 @@ pub(crate) fn hidden_mask(request: &Request) -> i32 {
 /// The step shapes of a build for `target`: what MediaTek's runtime takes for its chips, a prefill and a decode step in one
 /// context binary for Qualcomm's, [`default_shapes`] otherwise.
 pub fn default_shapes_for(target: &Target, config: &ModelConfig) -> Vec<StepShape> {
+    if !config.reads_tokens() {
+        return default_shapes(config);
+    }
     let (prefill, capacity) = match target.back_end {
         Some(BackEnd::Tflite) => (DEFAULT_PREFILL_TOKENS[0], RUNTIME_CAPACITY),
         Some(BackEnd::Qnn) => (CONTEXT_PREFILL_TOKENS, DEFAULT_CAPACITY),
@@ -234,9 +238,13 @@ pub fn default_shapes(config: &ModelConfig) -> Vec<StepShape> {
     shapes_of(config, DEFAULT_CAPACITY)
 }
 
-/// The same against `capacity` rows where the model's context is not smaller.
+/// The same against `capacity` rows where the model's context is not smaller. An encoder has one step, of all its positions.
 pub fn shapes_of(config: &ModelConfig, capacity: usize) -> Vec<StepShape> {
-    let capacity = config.max_positions().min(capacity);
+    let all = config.max_positions();
+    if !config.reads_tokens() {
+        return vec![StepShape { tokens: all, capacity: all }];
+    }
+    let capacity = all.min(capacity);
     let tokens = DEFAULT_PREFILL_TOKENS.into_iter().chain([1]).filter(|&tokens| tokens <= capacity);
     tokens.map(|tokens| StepShape { tokens, capacity }).collect()
 }

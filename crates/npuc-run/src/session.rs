@@ -3,38 +3,35 @@
 //! The session owns what graphs do not hold: embedding rows, rotary tables, masks, and where cache rows
 //! go. All buffers are made when it is; a step in one graph on the host allocates nothing.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::rc::Rc;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use npuc::bundle::EMBEDDING_TABLE;
-use npuc::exec::buffer_bytes;
-use npuc::ir::{Graph, ValueId};
+use npuc::exec::to_f32;
 use npuc::model::llama::EMBEDDING;
 use npuc::model::rope::frequencies;
-use npuc::model::{CacheProtocol, Port, StateKind, StepShape};
+use npuc::model::{CacheProtocol, Port, StateKind};
 use npuc::tensor::Tensor;
-use npuc::{Code, Diagnostic, Error, Result, Shape};
+use npuc::{Code, Diagnostic, Result, Shape};
 use rayon::ThreadPool;
 
-use crate::device::host::{HostStep, Observer, thread_pool};
-use crate::device::litert::LiteRt;
-use crate::device::null::{Null, NullStep};
+use crate::device::host::Observer;
+use crate::device::null::Null;
 use crate::device::qnn::{Context as QnnContext, Qnn};
-use crate::device::{Device, chain};
-use crate::memory;
 use crate::modules::Opened;
 use crate::program::{self, Program};
 use crate::toolchain::Installed;
 
 pub(crate) mod ports;
+pub(crate) mod steps;
 
 pub(crate) use ports::Layout;
-use ports::{Context, StateSize, fill_angles, fill_embeds, fill_history, fill_mask, fill_write_mask, place_rows};
+use ports::{
+    Context, StateSize, add_positions, fill_angles, fill_embeds, fill_history, fill_mask, fill_write_mask, place_rows,
+};
+use steps::Step;
+pub use steps::Steps;
 
 /// A model with its caches.
 pub struct Session {
@@ -58,7 +55,13 @@ pub struct Session {
     /// The step and row whose logits are the latest.
     latest: Option<(usize, usize)>,
     embedding: Tensor,
+    /// Learned positions, whose rows are added to those of the tokens, `[positions, hidden]`.
+    positions: Option<Vec<f32>>,
     frequencies: Vec<f32>,
+    /// Keys and values of what the model listens to, in port order; empty for models that only read.
+    heard: Vec<Vec<f32>>,
+    /// Whether there is anything to listen to yet.
+    listens: bool,
     vocab: usize,
 }
 
@@ -69,26 +72,6 @@ pub struct Recorded {
     pub inputs: Vec<(String, Vec<f32>)>,
     /// The elements of every output port.
     pub outputs: Vec<(String, Vec<f32>)>,
-}
-
-/// A graph, its step inputs and what its outputs are.
-struct Step {
-    shape: StepShape,
-    device: Device,
-    /// Ports before the states, in port order, and their buffers.
-    ports: Vec<Port>,
-    inputs: Vec<Vec<f32>>,
-    logits: usize,
-    /// For each state its output port, in the order of the states.
-    state_outputs: Vec<usize>,
-    kept: Vec<Kept>,
-}
-
-/// A value that can be read after a step.
-struct Kept {
-    name: String,
-    id: ValueId,
-    shape: Shape,
 }
 
 /// Part of a prompt in one step: `valid` tokens, the rest padding.
@@ -104,32 +87,7 @@ impl Session {
     ///
     /// Errors: graphs that do not fit the program's model, weights that are absent.
     pub fn new(program: &Program, threads: usize, keep: &[String]) -> Result<Session> {
-        let pool = thread_pool(threads)?;
-        let layout = Layout { config: &program.config, protocol: program.protocol };
-        refuse_too_large(program, &layout)?;
-        let mut steps = Vec::new();
-        for program::Step { shape, segments } in &program.steps {
-            let (device, kept) = match &segments[..] {
-                [program::Segment { graph, emitted: None, encodings }] => {
-                    let kept = kept_values(graph, keep)?;
-                    let ids: Vec<ValueId> = kept.iter().map(|kept| kept.id).collect();
-                    let encodings = encodings.as_deref();
-                    let host = HostStep::with_encodings(graph, &program.weights, encodings, &ids, pool.clone())?;
-                    (Device::Host(host), kept)
-                }
-                _ if !keep.is_empty() => return Err(no_values()),
-                segments => {
-                    let host = |segment: &program::Segment| {
-                        let encodings = segment.encodings.as_deref();
-                        chain::Segment::host(&segment.graph, &program.weights, encodings, pool.clone())
-                    };
-                    let segments = segments.iter().map(host).collect::<Result<_>>()?;
-                    (Device::Chain(layout.chain(*shape, segments)?), Vec::new())
-                }
-            };
-            steps.push(Step::new(*shape, device, kept, &layout)?);
-        }
-        Session::over(program, &layout, steps)
+        Session::of(program, Steps::on_host(program, threads, keep)?)
     }
 
     /// A session on the host over some of the program's steps, every segment of which shows its values to an observer
@@ -140,21 +98,9 @@ impl Session {
         program: &Program,
         steps: &[&program::Step],
         pool: &Arc<ThreadPool>,
-        mut observer: impl FnMut(usize, usize) -> Observer,
+        observer: impl FnMut(usize, usize) -> Observer,
     ) -> Result<Session> {
-        let layout = Layout { config: &program.config, protocol: program.protocol };
-        refuse_too_large(program, &layout)?;
-        let mut observed = Vec::new();
-        for (place, program::Step { shape, segments }) in steps.iter().enumerate() {
-            let mut links = Vec::new();
-            for (part, segment) in segments.iter().enumerate() {
-                let (weights, pool) = (&program.weights, Arc::clone(pool));
-                let host = chain::Segment::host(&segment.graph, weights, segment.encodings.as_deref(), pool)?;
-                links.push(host.observed(observer(place, part)));
-            }
-            observed.push(Step::new(*shape, Device::Chain(layout.chain(*shape, links)?), Vec::new(), &layout)?);
-        }
-        Session::over(program, &layout, observed)
+        Session::of(program, Steps::observed(program, steps, pool, observer)?)
     }
 
     /// A session whose emitted segments are computed by the LiteRT interpreter, all others by the host. A request to the
@@ -162,27 +108,7 @@ impl Session {
     ///
     /// Errors: as [`Session::new`]; a program without emitted segments; what the interpreter refuses.
     pub fn on_litert(program: &Program, tool: &Installed, threads: usize, limit: Duration) -> Result<Session> {
-        if program.steps.iter().all(|step| step.segments.iter().all(|segment| segment.emitted.is_none())) {
-            return Err(Diagnostic::error(Code::BadArgument, "the model has no TFLite files")
-                .help("build it for a target of MediaTek's, or name the checkpoint")
-                .into());
-        }
-        let pool = thread_pool(threads)?;
-        let layout = Layout { config: &program.config, protocol: program.protocol };
-        let litert = Rc::new(RefCell::new(LiteRt::start(tool, limit)?));
-        let mut steps = Vec::new();
-        for program::Step { shape, segments } in &program.steps {
-            let load = |segment: &program::Segment| match &segment.emitted {
-                Some(path) => {
-                    let model = litert.borrow_mut().load(path, threads)?;
-                    Ok(chain::Segment::LiteRt(model, Rc::clone(&litert)))
-                }
-                None => chain::Segment::host(&segment.graph, &program.weights, None, pool.clone()),
-            };
-            let segments = segments.iter().map(load).collect::<Result<_>>()?;
-            steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
-        }
-        Session::over(program, &layout, steps)
+        Session::of(program, Steps::on_litert(program, tool, threads, limit)?)
     }
 
     /// A session in Qualcomm's emulation. `contexts` are those of the program's parts, in order, prepared in that worker; graphs
@@ -190,60 +116,28 @@ impl Session {
     ///
     /// Errors: as [`Session::new`]; a context that lacks a graph.
     pub fn on_qnn(program: &Program, contexts: Vec<QnnContext>, qnn: Qnn) -> Result<Session> {
-        let layout = Layout { config: &program.config, protocol: program.protocol };
-        refuse_too_large(program, &layout)?;
-        let qnn = Rc::new(RefCell::new(qnn));
-        let contexts: Vec<Rc<QnnContext>> = contexts.into_iter().map(Rc::new).collect();
-        let mut steps = Vec::new();
-        for program::Step { shape, segments } in &program.steps {
-            let held = |(part, segment): (usize, &program::Segment)| {
-                let name = segment.emitted.as_deref().and_then(Path::file_stem).unwrap_or_default();
-                let found = contexts.get(part).and_then(|context| {
-                    let graph = context.graphs.iter().position(|graph| *graph.name == *name)?;
-                    Some(chain::Segment::Qnn(Rc::clone(context), graph, Rc::clone(&qnn)))
-                });
-                let fault = Diagnostic::error(Code::BadBundle, "no context has a graph of the step");
-                found.ok_or_else(|| fault.subject(&segment.graph.name).into())
-            };
-            let segments = segments.iter().enumerate().map(held).collect::<Result<_>>()?;
-            steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
-        }
-        Session::over(program, &layout, steps)
+        Session::of(program, Steps::on_qnn(program, contexts, qnn)?)
     }
 
     /// A session whose every segment is a compiled module.
     ///
     /// Errors: as [`Session::new`]; a segment without a module.
-    pub fn on_modules(program: &Program, mut modules: Opened) -> Result<Session> {
-        let layout = Layout { config: &program.config, protocol: program.protocol };
-        refuse_too_large(program, &layout)?;
-        let mut steps = Vec::new();
-        for program::Step { shape, segments } in &program.steps {
-            let held = |segment| Ok(chain::Segment::Module(Box::new(modules.take(segment)?)));
-            let segments = segments.iter().map(held).collect::<Result<_>>()?;
-            steps.push(Step::new(*shape, Device::Chain(layout.chain(*shape, segments)?), Vec::new(), &layout)?);
-        }
-        Session::over(program, &layout, steps)
+    pub fn on_modules(program: &Program, modules: Opened) -> Result<Session> {
+        Session::of(program, Steps::on_modules(program, modules)?)
     }
 
     /// A session that computes nothing, on the null device.
     ///
     /// Errors: as [`Session::new`].
     pub fn on_null(program: &Program, null: &Null) -> Result<Session> {
-        let layout = Layout { config: &program.config, protocol: program.protocol };
-        refuse_too_large(program, &layout)?;
-        let count = Arc::new(AtomicU64::new(0));
-        let step = |&program::Step { shape, .. }: &program::Step| {
-            let sized =
-                |ports: Vec<Port>| ports.into_iter().map(|port| (port.to_string(), layout.elements(port, shape)));
-            let (inputs, outputs) = (sized(layout.inputs(shape)).collect(), sized(layout.outputs()).collect());
-            let device = Device::Null(NullStep::new(null, shape.tokens, &count, inputs, outputs));
-            Step::new(shape, device, Vec::new(), &layout)
-        };
-        Session::over(program, &layout, program.steps.iter().map(step).collect::<Result<_>>()?)
+        Session::of(program, Steps::on_null(program, null)?)
     }
 
-    fn over(program: &Program, layout: &Layout<'_>, steps: Vec<Step>) -> Result<Session> {
+    /// A session over the steps of a program.
+    ///
+    /// Errors: steps of different capacities, none that takes one token, tables that are absent.
+    pub fn of(program: &Program, Steps(steps): Steps) -> Result<Session> {
+        let layout = Layout::of(program);
         let config = layout.config;
         let Some(shape) = steps.last().map(|step| step.shape).filter(|shape| shape.tokens == 1) else {
             return Err(Diagnostic::error(Code::BadBundle, "the program has no graph that takes one token").into());
@@ -259,7 +153,9 @@ impl Session {
                 .subject(EMBEDDING)
                 .need(Shape::from([config.vocab(), config.hidden()]))
         })?;
+        let positions = config.positions_table().map(|name| positions(program, name)).transpose()?;
         let states: Vec<Port> = layout.states(Port::Past).collect();
+        let heard: Vec<Port> = layout.heard().collect();
         let kinds = (0..config.layers()).flat_map(|layer| StateKind::of(config.kind(layer)).iter().copied());
         Ok(Session {
             protocol: program.protocol,
@@ -274,7 +170,10 @@ impl Session {
             tokens: Vec::with_capacity(shape.capacity),
             latest: None,
             embedding,
-            frequencies: frequencies(config.rope(), config.head_dim()),
+            frequencies: config.rope().map(|rope| frequencies(rope, config.head_dim())).unwrap_or_default(),
+            positions,
+            heard: heard.into_iter().map(|port| vec![0.0; layout.elements(port, shape)]).collect(),
+            listens: false,
             vocab: config.vocab(),
         })
     }
@@ -305,6 +204,17 @@ impl Session {
         self.tokens.clear();
         self.latest = None;
         self.states.iter_mut().for_each(|state| state.fill(0.0));
+    }
+
+    /// Gives the decoder what an encoder heard: keys and values of every layer in port order. Nothing is fed about it yet.
+    ///
+    /// # Panics
+    /// If they are not those of the decoder's ports: a [`Speech`](crate::speech::Speech) brings the two together.
+    pub(crate) fn listen<'a>(&mut self, heard: impl ExactSizeIterator<Item = &'a [f32]>) {
+        assert_eq!(heard.len(), self.heard.len(), "ports of what is heard");
+        self.reset();
+        self.heard.iter_mut().zip(heard).for_each(|(to, from)| to.copy_from_slice(from));
+        self.listens = true;
     }
 
     /// Goes back to where the conversation and `prompt` part, and gives how many tokens of the prompt are
@@ -396,13 +306,17 @@ impl Session {
         self.decode(id)?;
         let step = &self.steps[self.steps.len() - 1];
         let named = step.device.inputs().into_iter().map(|(name, _)| name);
-        let inputs = named.zip(step.inputs.iter().cloned().chain(states)).collect();
+        let inputs = named.zip(step.inputs.iter().chain(&self.heard).cloned().chain(states)).collect();
         let outputs = step.device.outputs().into_iter().enumerate();
         let outputs = outputs.map(|(port, (name, _))| (name, step.device.output(port).to_vec())).collect();
         Ok(Recorded { inputs, outputs })
     }
 
     fn check(&self, ids: &[u32]) -> Result<()> {
+        if !self.heard.is_empty() && !self.listens {
+            let fault = Diagnostic::error(Code::BadArgument, "the decoder has heard nothing that it could write down");
+            return Err(fault.help("`npuc transcribe` gives it sound").into());
+        }
         if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab) {
             return Err(Diagnostic::error(Code::BadTokenId, "a token id is outside the vocabulary")
                 .need(format!("ids below {}", self.vocab))
@@ -429,7 +343,7 @@ impl Session {
 
     fn logits_row(&self, step: usize, row: usize) -> &[f32] {
         let step = &self.steps[step];
-        &step.device.output(step.logits)[row * self.vocab..][..self.vocab]
+        &step.device.output(step.results[0])[row * self.vocab..][..self.vocab]
     }
 
     fn step(&mut self, chunk: Chunk, ids: &[u32]) -> Result<()> {
@@ -440,7 +354,10 @@ impl Session {
             Context { first, valid: chunk.valid, position: self.position, protocol: self.protocol, hidden_mask };
         for (port, buffer) in step.ports.iter().zip(&mut step.inputs) {
             match port {
-                Port::Embeds => fill_embeds(buffer, ids, first, &self.embedding),
+                Port::Embeds => {
+                    fill_embeds(buffer, ids, first, &self.embedding);
+                    self.positions.iter().for_each(|table| add_positions(buffer, table, self.size.hidden, context));
+                }
                 Port::RopeCos => fill_angles(buffer, &self.frequencies, context, f32::cos),
                 Port::RopeSin => fill_angles(buffer, &self.frequencies, context, f32::sin),
                 Port::Mask => fill_mask(buffer, step.shape, context),
@@ -450,6 +367,8 @@ impl Session {
                 | Port::New(..)
                 | Port::Next(..)
                 | Port::Hidden
+                | Port::Mel
+                | Port::Heard(..)
                 | Port::Logits
                 | Port::LogitsPart(_)
                 | Port::Cross(_) => {
@@ -457,8 +376,8 @@ impl Session {
                 }
             }
         }
-        step.device.run(&[&step.inputs, &self.states])?;
-        for ((state, &kind), &output) in self.states.iter_mut().zip(&self.kinds).zip(&step.state_outputs) {
+        step.device.run(&[&step.inputs, &self.heard, &self.states])?;
+        for ((state, &kind), &output) in self.states.iter_mut().zip(&self.kinds).zip(&step.results[1..]) {
             let rows = step.device.output(output);
             match self.protocol {
                 CacheProtocol::Append => place_rows(state, rows, kind, self.size, step.shape.tokens, context),
@@ -470,66 +389,6 @@ impl Session {
         self.latest = Some((chunk.step, first + chunk.valid - 1));
         Ok(())
     }
-}
-
-impl Step {
-    fn new(shape: StepShape, device: Device, kept: Vec<Kept>, layout: &Layout<'_>) -> Result<Step> {
-        let fault = |what: &str| Diagnostic::error(Code::BadBundle, what).subject(shape.to_string());
-        let (inputs, outputs) = (layout.inputs(shape), layout.outputs());
-        let described = |port: &Port| (port.to_string(), layout.elements(*port, shape));
-        let expected: Vec<(String, usize)> = inputs.iter().map(described).collect();
-        let have: Vec<(String, usize)> = device.inputs();
-        if have != expected {
-            let list = |ports: &[(String, usize)]| {
-                let ports: Vec<String> = ports.iter().map(|(name, len)| format!("{name} ({len})")).collect();
-                ports.join(", ")
-            };
-            let fault = fault("the graph has other input ports than its model and protocol call for");
-            return Err(fault.need(list(&expected)).have(list(&have)).into());
-        }
-        let have: BTreeMap<String, (usize, usize)> =
-            device.outputs().into_iter().enumerate().map(|(i, (name, len))| (name, (i, len))).collect();
-        let find = |port: &Port| match have.get(&port.to_string()) {
-            Some(&(index, len)) if len == layout.elements(*port, shape) => Ok(index),
-            Some(_) | None => {
-                let fault = fault("the graph lacks an output port that its model and protocol call for");
-                Err(Error::from(fault.need(format!("{port} of {} elements", layout.elements(*port, shape)))))
-            }
-        };
-        let outputs = outputs.iter().map(find).collect::<Result<Vec<usize>>>()?;
-        let [logits, state_outputs @ ..] = outputs.as_slice() else {
-            return Err(fault("the graph has no logits").into());
-        };
-        let state_outputs = state_outputs.to_vec();
-        let logits = *logits;
-        let ports: Vec<Port> = inputs.into_iter().filter(|port| !matches!(port, Port::Past(..))).collect();
-        let inputs = ports.iter().map(|&port| vec![0.0; layout.elements(port, shape)]).collect();
-        Ok(Step { shape, device, ports, inputs, logits, state_outputs, kept })
-    }
-}
-
-/// Refuses a session whose buffers the system has no memory for.
-fn refuse_too_large(program: &Program, layout: &Layout<'_>) -> Result<()> {
-    let step = |step: &program::Step| {
-        let buffers = step.segments.iter().map(|segment| buffer_bytes(&segment.graph));
-        buffers.fold(layout.input_bytes(step.shape), u64::saturating_add)
-    };
-    let caches = program.steps.first().map_or(0, |step| layout.cache_bytes(step.shape));
-    let need = program.steps.iter().map(step).fold(caches, u64::saturating_add);
-    let free = memory::available_bytes();
-    if free.is_none_or(|free| need <= free) && memory::can_reserve(need) {
-        return Ok(());
-    }
-    let have = free.map_or("less, by a limit on this process".into(), |free| format!("{free} bytes available"));
-    Err(Diagnostic::error(Code::OutOfMemory, "the caches and intermediate values do not fit the memory")
-        .need(format!("{need} bytes besides the weights"))
-        .have(have)
-        .help("use a smaller capacity or fewer tokens per step in --shapes")
-        .into())
-}
-
-fn no_values() -> Error {
-    Diagnostic::error(Code::BadArgument, "only the host keeps values, and only of a model in one graph (--dump)").into()
 }
 
 /// How `count` tokens are cut into steps of the given sizes (largest first, 1 last).
@@ -559,27 +418,12 @@ fn chunks(sizes: &[usize], count: usize, protocol: CacheProtocol, pads_first: bo
     }
 }
 
-/// The values to keep: all whose path, port or `%index` is one of `names`. A value is kept under the name
-/// it was asked for by, with its index where the name has several.
-fn kept_values(graph: &Graph, names: &[String]) -> Result<Vec<Kept>> {
-    let mut kept = Vec::new();
-    for name in names.iter().collect::<BTreeSet<_>>() {
-        let by_index = name.strip_prefix('%').and_then(|index| index.parse().ok());
-        let outputs = graph.outputs.iter().filter(|output| output.name == *name).map(|output| output.value);
-        let values = graph.ids().filter(|&id| graph.value(id).name == *name || by_index == Some(id.0));
-        let found: BTreeSet<ValueId> = values.chain(outputs).collect();
-        if found.is_empty() {
-            return Err(Diagnostic::error(Code::BadArgument, "no value of the graph has this name")
-                .subject(name)
-                .need("an input, weight, output, path in the model (layers.0.mlp.down_proj) or %index")
-                .help("list them with `npuc build … --dump-after simplify`")
-                .into());
-        }
-        let several = found.len() > 1;
-        kept.extend(found.into_iter().map(|id| {
-            let name = if several { format!("{name} {id}") } else { name.clone() };
-            Kept { name, id, shape: graph.value(id).ty.shape.clone() }
-        }));
-    }
-    Ok(kept)
+/// The table of learned positions, `[positions, hidden]`.
+fn positions(program: &Program, name: &str) -> Result<Vec<f32>> {
+    let shape = Shape::from([program.config.max_positions(), program.config.hidden()]);
+    let table = program.weights.get(name).filter(|table| table.shape == shape);
+    table.map(to_f32).ok_or_else(|| {
+        let fault = Diagnostic::error(Code::MissingTensor, "the program lacks its table of positions");
+        fault.subject(name).need(shape).into()
+    })
 }

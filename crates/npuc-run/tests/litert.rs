@@ -36,7 +36,7 @@ fn sessions(model: &Checkpoint, steps: &str, parts: &[Part], storage: Storage, t
     let request = Request::plain(target.clone(), shapes(steps));
     let emitted = Program::through_tflite(model, &request, parts, storage, &folder.path().join("files")).unwrap();
     let litert = Session::on_litert(&emitted, tool, 2, TIME_LIMIT).unwrap();
-    let whole = Program::build(model.clone(), &Plan::new(target, shapes(steps)).unwrap()).unwrap();
+    let whole = Program::build(model.clone(), &Plan::new(target, &model.config, shapes(steps)).unwrap()).unwrap();
     (litert, Session::new(&whole, 2, &[]).unwrap())
 }
 
@@ -180,7 +180,7 @@ fn a_head_of_128256_outputs_as_the_chip_takes_it() {
     let largest = extents.flat_map(|value| value.ty.shape.iter().copied()).max().unwrap();
     assert!(largest <= 65535, "{largest}");
     let litert = Session::on_litert(&emitted, &tool, 2, TIME_LIMIT).unwrap();
-    let plan = Plan::new(host().with_protocol(CacheProtocol::Shift), shapes("8t32c,1t32c")).unwrap();
+    let plan = Plan::new(host().with_protocol(CacheProtocol::Shift), &model.config, shapes("8t32c,1t32c")).unwrap();
     let host = Session::new(&Program::build(model, &plan).unwrap(), 2, &[]).unwrap();
     let off = difference((litert, host), &[11, 1, 1]);
     eprintln!("a head of 128256 outputs in parts of at most {largest}: largest difference {off:e}");

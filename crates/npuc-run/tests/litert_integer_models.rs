@@ -56,7 +56,7 @@ impl Conversation<'_> {
         };
         let columns = capacity + tokens;
         let mask = (0..tokens * columns).map(|i| if visible(i / columns, i % columns) { 0.0 } else { hidden });
-        let frequencies = frequencies(config.rope(), config.head_dim());
+        let frequencies = frequencies(config.rope().unwrap(), config.head_dim());
         let angles: Vec<f32> = (0..tokens)
             .flat_map(|row| {
                 let position = (past + row).saturating_sub(padding);

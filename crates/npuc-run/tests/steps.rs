@@ -21,7 +21,7 @@ const HYBRIDS: [&str; 3] = ["lfm2-old-bf16", "lfm2-old-q8_0.gguf", "lfm2-biases-
 
 fn session(model: &str, steps: &str, protocol: CacheProtocol, passes: &[Pass], threads: usize) -> Session {
     let checkpoint = front::open(&checkpoints().join(model)).unwrap();
-    let mut plan = Plan::new(target::host().with_protocol(protocol), shapes(steps)).unwrap();
+    let mut plan = Plan::new(target::host().with_protocol(protocol), &checkpoint.config, shapes(steps)).unwrap();
     plan.passes = passes.to_vec();
     Session::new(&Program::build(checkpoint, &plan).unwrap(), threads, &[]).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::diag::{Code, Diagnostic, Result};
-use crate::front::Checkpoint;
+use crate::front::{Checkpoint, ModelConfig};
 use crate::ir::{Graph, Type};
 use crate::model::{self, StepShape};
 use crate::pass::{self, Pass};
@@ -24,20 +24,20 @@ pub struct Plan {
 impl Plan {
     /// A plan with the target's own passes.
     ///
-    /// Errors: a target that npuc cannot build for, no shape, a shape twice, no decode shape (`1t…c`), or capacities that differ (all graphs
-    /// share one cache).
-    pub fn new(target: Target, shapes: Vec<StepShape>) -> Result<Plan> {
+    /// Errors: a target that npuc cannot build for, and those of [`ordered`].
+    pub fn new(target: Target, config: &ModelConfig, shapes: Vec<StepShape>) -> Result<Plan> {
         target.back_end()?;
-        let shapes = ordered(shapes)?;
+        let shapes = ordered(config, shapes)?;
         let passes = target.passes(&[]);
         Ok(Plan { target, shapes, passes })
     }
 }
 
-/// The step shapes of a program, the one with most tokens first.
+/// The step shapes of a model's program, the one with most tokens first. An encoder has one shape.
 ///
-/// Errors: [`Code::BadShape`] for a shape twice, capacities that differ, no shape of one token.
-pub fn ordered(mut shapes: Vec<StepShape>) -> Result<Vec<StepShape>> {
+/// Errors: [`Code::BadShape`] for a shape twice, capacities that differ (all graphs share one cache), no shape of one token
+/// (`1t…c`).
+pub fn ordered(config: &ModelConfig, mut shapes: Vec<StepShape>) -> Result<Vec<StepShape>> {
     shapes.sort_unstable_by(|a, b| b.cmp(a));
     let fault = |message: &str, need: &str| {
         let have: Vec<String> = shapes.iter().map(StepShape::to_string).collect();
@@ -49,7 +49,7 @@ pub fn ordered(mut shapes: Vec<StepShape>) -> Result<Vec<StepShape>> {
     if shapes.windows(2).any(|pair| pair[0].capacity != pair[1].capacity) {
         return fault("the step shapes have different capacities", "one capacity: all steps share the cache");
     }
-    if shapes.last().is_none_or(|shape| shape.tokens != 1) {
+    if config.reads_tokens() && shapes.last().is_none_or(|shape| shape.tokens != 1) {
         return fault("no step shape decodes", "a shape of one token, e.g. 128t1024c,1t1024c");
     }
     Ok(shapes)

@@ -34,7 +34,7 @@ impl Parts {
     /// One step over `tokens` tokens from `position` on, all valid; the logits.
     fn step(&mut self, config: &ModelConfig, embeds: &[f32], position: usize, caches: &mut Caches) -> Vec<f32> {
         let StepShape { tokens, capacity } = self.shape;
-        let frequencies = rope::frequencies(config.rope(), config.head_dim());
+        let frequencies = rope::frequencies(config.rope().unwrap(), config.head_dim());
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for row in 0..tokens {
             let (mut c, mut s) = (vec![0.0; frequencies.len()], vec![0.0; frequencies.len()]);

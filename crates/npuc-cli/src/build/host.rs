@@ -62,7 +62,8 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     let given = shapes(args.shapes.as_ref())?;
     let dump_after: Option<Pass> = args.dump_after.as_ref().map(|name| Pass::parse(name)).transpose()?;
     let checkpoint = open(args)?;
-    let mut plan = Plan::new(target.clone(), given.unwrap_or_else(|| default_shapes(&checkpoint.config)))?;
+    let mut plan =
+        Plan::new(target.clone(), &checkpoint.config, given.unwrap_or_else(|| default_shapes(&checkpoint.config)))?;
     if let Some(names) = &args.passes {
         plan.passes = passes(names)?;
     }
@@ -143,7 +144,7 @@ pub(crate) fn write_quantised(
     let shapes = shapes.unwrap_or_else(|| default_shapes(&checkpoint.config));
     let graphs: Vec<Emitted> = match prepared.arithmetic() {
         None => {
-            let plan = Plan::new(target.clone(), shapes)?;
+            let plan = Plan::new(target.clone(), &checkpoint.config, shapes)?;
             let graphs = build::lower(checkpoint, &plan, |_, _, _| {})?;
             graphs.iter().map(|(shape, graph)| back::host::emit(*shape, graph)).collect()
         }

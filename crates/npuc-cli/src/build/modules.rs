@@ -244,7 +244,8 @@ pub(super) fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result
     let precision = Precision { name: recipe.name.clone(), activation, ..Precision::stored(target.float) };
     let question = Question::new(target, precision, &args.chip.flag)?;
     let checkpoint = open(args)?;
-    let shapes = npuc::build::ordered(given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config)))?;
+    let shapes = given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config));
+    let shapes = npuc::build::ordered(&checkpoint.config, shapes)?;
     refuse_single_row(target, &shapes)?;
     let chunks = args.chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
     let chunks = Some(chunks.unwrap_or(Chunks::Equal(1)));

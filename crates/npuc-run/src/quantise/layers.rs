@@ -107,7 +107,7 @@ impl Stage {
 
     /// Fills the ports that are the same for every sequence: padding comes last and sees only itself and what is before.
     fn fill(&mut self, config: &ModelConfig) -> Result<()> {
-        let frequencies = frequencies(config.rope(), config.head_dim());
+        let frequencies = config.rope().map(|rope| frequencies(rope, config.head_dim())).unwrap_or_default();
         let context = Context {
             first: 0,
             valid: self.shape.tokens,
@@ -123,6 +123,8 @@ impl Stage {
                 Port::Mask => fill_mask(buffer, self.shape, context),
                 Port::Embeds | Port::Hidden | Port::Past(..) => {}
                 Port::WriteMask
+                | Port::Mel
+                | Port::Heard(..)
                 | Port::History
                 | Port::New(..)
                 | Port::Next(..)

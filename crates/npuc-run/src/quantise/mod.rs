@@ -374,6 +374,8 @@ fn stage_of(weight: &Planned, layers: usize) -> usize {
         (
             None,
             Role::Norm
+            | Role::Stem
+            | Role::Position
             | Role::Filter
             | Role::Bias
             | Role::Convolution

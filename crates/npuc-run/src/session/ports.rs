@@ -8,6 +8,7 @@ use npuc::{Result, Tensor};
 use npuc_kernels::dequant::dequantize_row;
 
 use crate::device::chain::{Chain, Segment};
+use crate::program::Program;
 
 /// What the ports of a model's steps follow from.
 pub(crate) struct Layout<'a> {
@@ -15,27 +16,51 @@ pub(crate) struct Layout<'a> {
     pub(crate) protocol: CacheProtocol,
 }
 
+impl<'a> Layout<'a> {
+    /// That of a program.
+    pub(crate) fn of(program: &'a Program) -> Layout<'a> {
+        Layout { config: &program.config, protocol: program.protocol }
+    }
+}
+
 impl Layout<'_> {
-    /// The input ports of a step, in order; the states come last. Ports that no layer of the model reads are not there.
+    /// The input ports of a step, in order; what is heard and the states come last. Ports that no layer of the model reads are not there.
     pub(super) fn inputs(&self, shape: StepShape) -> Vec<Port> {
         let is_one_hot = match self.protocol {
             CacheProtocol::Append | CacheProtocol::Shift => false,
             CacheProtocol::OneHot => true,
         };
+        if !self.config.reads_tokens() {
+            return vec![Port::Mel];
+        }
         let mut ports = vec![Port::Embeds];
         if self.config.has(LayerKind::Attention) {
-            ports.extend([Port::RopeCos, Port::RopeSin, Port::Mask]);
+            ports.extend(self.config.rope().map(|_| [Port::RopeCos, Port::RopeSin]).into_iter().flatten());
+            ports.push(Port::Mask);
             ports.extend(is_one_hot.then_some(Port::WriteMask));
         }
         if self.config.has(LayerKind::Convolution) && is_one_hot && shape.tokens > 1 {
             ports.push(Port::History);
         }
+        ports.extend(self.heard());
         ports.extend(self.states(Port::Past));
         ports
     }
 
-    /// The output ports: the logits, then the states in the order of the inputs.
+    /// The ports of what a decoder listens to, which an encoder gives, in order.
+    pub(crate) fn heard(&self) -> impl Iterator<Item = Port> + use<> {
+        let layers = match self.config {
+            ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => 0,
+            ModelConfig::Whisper(config) => config.decoder.layers,
+        };
+        (0..layers).flat_map(|layer| [StateKind::Key, StateKind::Value].map(|kind| Port::Heard(kind, layer)))
+    }
+
+    /// The output ports: the logits, then the states in the order of the inputs; of an encoder what it heard.
     pub(super) fn outputs(&self) -> Vec<Port> {
+        if !self.config.reads_tokens() {
+            return self.heard().collect();
+        }
         let make = match self.protocol {
             CacheProtocol::Append => Port::New,
             CacheProtocol::Shift | CacheProtocol::OneHot => Port::Next,
@@ -62,6 +87,7 @@ impl Layout<'_> {
         let (kv_heads, head_dim) = (self.config.kv_heads(), self.config.head_dim());
         let extents = match port {
             Port::Embeds | Port::Hidden => [tokens, hidden, 1],
+            Port::Mel | Port::Heard(..) => self.sound(port),
             Port::RopeCos | Port::RopeSin => [tokens, head_dim / 2, 1],
             Port::Mask => [tokens, capacity + tokens, 1],
             Port::WriteMask => [capacity, tokens, 1],
@@ -79,6 +105,16 @@ impl Layout<'_> {
         };
         // A product past the largest number is refused as too much memory like any other large one.
         extents.into_iter().fold(1, usize::saturating_mul)
+    }
+
+    /// The extents of a port about sound.
+    fn sound(&self, port: Port) -> [usize; 3] {
+        match self.config {
+            ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => unreachable!("only Whisper has ports about sound"),
+            ModelConfig::Whisper(config) if port == Port::Mel => [config.mels, config.frames(), 1],
+            // The heads of all layers side by side are as wide as the model.
+            ModelConfig::Whisper(config) => [config.source_positions, config.hidden, 1],
+        }
     }
 
     /// Bytes of the caches, which all steps of one capacity share.
@@ -128,6 +164,14 @@ pub(crate) fn fill_embeds(buffer: &mut [f32], ids: &[u32], first: usize, embeddi
     buffer.fill(0.0);
     for (row, &id) in buffer.chunks_exact_mut(hidden).skip(first).zip(ids) {
         dequantize_row(embedding.dtype, &bytes[id as usize * row_bytes..][..row_bytes], row);
+    }
+}
+
+/// Adds the row of each token's position in a table `[positions, hidden]`; padding stays zero.
+pub(crate) fn add_positions(buffer: &mut [f32], table: &[f32], hidden: usize, context: Context) {
+    let rows = buffer.chunks_exact_mut(hidden).skip(context.first).take(context.valid);
+    for (row, position) in rows.zip(table.chunks_exact(hidden).skip(context.position)) {
+        row.iter_mut().zip(position).for_each(|(x, add)| *x += add);
     }
 }
 

@@ -49,7 +49,7 @@ fn models() -> Vec<PathBuf> {
 fn logits(config: &ModelConfig, tensors: &BTreeMap<String, Tensor>) -> Vec<f32> {
     let shape = StepShape { tokens: TOKENS, capacity: TOKENS };
     let graph = model::build_step(config, &weight_types(tensors), shape, CacheProtocol::Append).unwrap();
-    let frequencies = rope::frequencies(config.rope(), config.head_dim());
+    let frequencies = rope::frequencies(config.rope().unwrap(), config.head_dim());
     let angles = (0..TOKENS).flat_map(|position| frequencies.iter().map(move |&f| rope::angle(position, f)));
     let content = |name: &str, len: usize| -> Vec<f32> {
         match name.parse().unwrap() {

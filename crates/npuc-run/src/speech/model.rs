@@ -1,0 +1,118 @@
+//! Whisper on a device: its encoder and its decoder as one thing that hears and writes.
+//!
+//! The encoder computes the keys and values of the decoder's layers once for a window; the decoder's session keeps them.
+
+use npuc::front::ModelConfig;
+use npuc::front::config::WhisperConfig;
+use npuc::{Code, Diagnostic, Result};
+
+use super::Recogniser;
+use crate::program::Program;
+use crate::session::Session;
+use crate::session::steps::{Step, Steps};
+
+/// An encoder on a device.
+pub struct Encoder {
+    step: Step,
+}
+
+impl Encoder {
+    /// The encoder of a program, whose only step is in `steps`.
+    ///
+    /// Errors: a program of another model.
+    pub fn of(program: &Program, Steps(steps): Steps) -> Result<Encoder> {
+        let [step] = <[Step; 1]>::try_from(steps).map_err(|steps| not_one_step(steps.len()))?;
+        match program.config.reads_tokens() {
+            false => Ok(Encoder { step }),
+            true => Err(other_model(&program.config, "an encoder of sound")),
+        }
+    }
+
+    /// What is heard in a spectrogram `[bands, frames]`: keys and values `[heads, positions, head_dim]` of each layer of the
+    /// decoder, in port order.
+    ///
+    /// Errors: a spectrogram of another size; a device that fails.
+    pub fn encode(&mut self, mel: &[f32]) -> Result<impl ExactSizeIterator<Item = &[f32]>> {
+        let port = &mut self.step.inputs[0];
+        if mel.len() != port.len() {
+            let fault = Diagnostic::error(Code::BadShape, "the spectrogram is not of the encoder's size");
+            return Err(fault.need(format!("{} numbers", port.len())).have(mel.len()).into());
+        }
+        port.copy_from_slice(mel);
+        self.step.device.run(&[&self.step.inputs])?;
+        Ok(self.step.results.iter().map(|&port| self.step.device.output(port)))
+    }
+}
+
+fn not_one_step(count: usize) -> npuc::Error {
+    Diagnostic::error(Code::BadBundle, "an encoder has one step").need(1).have(count).into()
+}
+
+fn other_model(config: &ModelConfig, need: &str) -> npuc::Error {
+    let fault = Diagnostic::error(Code::UnsupportedArchitecture, "the model is not what transcription needs");
+    fault.need(need).have(config.family()).help("give a Whisper checkpoint, or a bundle that was built of one").into()
+}
+
+/// Both models of Whisper, which belong together.
+pub struct Speech {
+    encoder: Encoder,
+    decoder: Session,
+    config: WhisperConfig,
+}
+
+impl Speech {
+    /// An encoder and the decoder that listens to it.
+    ///
+    /// Errors: programs of other models, or of two that do not fit each other.
+    pub fn new(encoder: (&Program, Steps), decoder: (&Program, Steps)) -> Result<Speech> {
+        let config = match (&encoder.0.config, &decoder.0.config) {
+            (ModelConfig::Whisper(hears), ModelConfig::Whisper(writes)) if hears.of(writes.stack) == *writes => {
+                writes.clone()
+            }
+            (ModelConfig::Whisper(_), ModelConfig::Whisper(_)) => {
+                let fault = Diagnostic::error(Code::BadBundle, "the encoder and the decoder are not of one model");
+                return Err(fault.help("build both again from one checkpoint").into());
+            }
+            (ModelConfig::Llama(_) | ModelConfig::Lfm2(_), _) => {
+                return Err(other_model(&encoder.0.config, "Whisper's encoder"));
+            }
+            (_, other) => return Err(other_model(other, "Whisper's decoder")),
+        };
+        let (encoder, decoder) = (Encoder::of(encoder.0, encoder.1)?, Session::of(decoder.0, decoder.1)?);
+        Ok(Speech { encoder, decoder, config })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &WhisperConfig {
+        &self.config
+    }
+
+    /// The decoder.
+    pub fn decoder(&mut self) -> &mut Session {
+        &mut self.decoder
+    }
+}
+
+impl Recogniser for Speech {
+    fn listen(&mut self, mel: &[f32]) -> Result<()> {
+        self.decoder.listen(self.encoder.encode(mel)?);
+        Ok(())
+    }
+
+    fn restart(&mut self, prompt: &[u32], each: &mut dyn FnMut(&[f32])) -> Result<()> {
+        self.decoder.reset();
+        self.decoder.feed(prompt, each)
+    }
+
+    fn feed(&mut self, id: u32) -> Result<()> {
+        self.decoder.decode(id)
+    }
+
+    fn scores(&self) -> &[f32] {
+        self.decoder.logits().unwrap_or_default()
+    }
+
+    fn capacity(&self) -> usize {
+        self.decoder.capacity()
+    }
+}
