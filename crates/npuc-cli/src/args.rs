@@ -14,12 +14,14 @@ mod build;
 mod device;
 mod push;
 mod synth;
+mod transcribe;
 
 pub(crate) use bench::{AuditArgs, BenchArgs, NullArgs, ReportArgs, ServeArgs};
 pub(crate) use build::{Attention, BuildArgs, ParametersArg, TuneArgs, WeightsArg};
 pub(crate) use device::{DeviceArgs, On};
 pub(crate) use push::PushArgs;
 pub(crate) use synth::SynthArgs;
+pub(crate) use transcribe::{FormatArg, Threshold, TranscribeArgs};
 
 const START: &str = "\
 Where to begin:
@@ -66,6 +68,8 @@ pub(crate) enum Command {
     Solve(SolveArgs),
     /// Answer a prompt with a bundle or, built on the spot, a checkpoint
     Run(RunArgs),
+    /// Write down what is said in a WAV file, with a Whisper model
+    Transcribe(TranscribeArgs),
     /// Measure a bundle or checkpoint: against reference outputs or another model, or its perplexity on a text
     Verify(VerifyArgs),
     /// Measure the latency of a model under a workload, so that it can be resumed and audited

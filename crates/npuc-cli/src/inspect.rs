@@ -2,7 +2,7 @@
 
 use npuc::Result;
 use npuc::front::ModelConfig;
-use npuc::front::config::{LayerKind, RopeScaling};
+use npuc::front::config::{LayerKind, RopeScaling, StackSizes};
 use npuc_run::inspect::{Inspection, inspect};
 
 use crate::args::{InspectArgs, shapes};
@@ -61,11 +61,14 @@ fn architecture(inspection: &Inspection) -> Vec<String> {
     if convolutions > 0 {
         lines.push(format!("convolution   over {} tokens in {convolutions} layers", config.history() + 1));
     }
-    lines.extend([
-        format!("attention     {heads} query and {kv_heads} key/value heads of {head_dim}{within}"),
-        format!("rope          theta {}, {}", config.rope().theta, scaling(&config.rope().scaling)),
-        format!("context       {}, vocabulary {}", config.max_positions(), config.vocab()),
-    ]);
+    lines.push(format!("attention     {heads} query and {kv_heads} key/value heads of {head_dim}{within}"));
+    lines.extend(config.rope().map(|rope| format!("rope          theta {}, {}", rope.theta, scaling(&rope.scaling))));
+    lines.push(format!("context       {}, vocabulary {}", config.max_positions(), config.vocab()));
+    if let ModelConfig::Whisper(config) = config {
+        let StackSizes { layers, heads, ffn } = config.encoder;
+        lines.push(format!("encoder       {layers} layers of {heads} heads, feed-forward {ffn}"));
+        lines.push(format!("sound         {} bands in {} frames", config.mels, config.frames()));
+    }
     lines
 }
 
@@ -79,10 +82,11 @@ fn family(config: &ModelConfig) -> (String, Vec<&'static str>) {
             (config.qk_norm, "q/k norm"),
         ],
         ModelConfig::Lfm2(config) => vec![(config.conv_bias, "convolution bias"), (true, "q/k norm")],
+        ModelConfig::Whisper(_) => vec![(true, "biases")],
     };
     let name = match config {
         ModelConfig::Llama(config) => format!("{:?}", config.architecture),
-        ModelConfig::Lfm2(_) => config.family().to_owned(),
+        ModelConfig::Lfm2(_) | ModelConfig::Whisper(_) => config.family().to_owned(),
     };
     (name, named.into_iter().filter_map(|(present, part)| present.then_some(part)).collect())
 }

@@ -33,6 +33,7 @@ mod solve;
 mod synth;
 mod targets;
 mod toolchain;
+mod transcribe;
 mod verify;
 
 use args::{Cli, Command};
@@ -64,6 +65,7 @@ fn run(command: Command, output: Output) -> Result<u8> {
         Command::Recipes(args) => recipes::command(&args, output).map(|()| 0),
         Command::Solve(args) => solve::command(&args, output),
         Command::Run(args) => run::command(&args, output).map(|()| 0),
+        Command::Transcribe(args) => transcribe::command(&args, output).map(|()| 0),
         Command::Push(args) => push::command(&args, output).map(|()| 0),
         Command::Explain(args) => explain::command(&args, output),
         Command::Synth(args) => synth::command(&args, output).map(|()| 0),

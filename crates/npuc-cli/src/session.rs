@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use npuc::back::tflite::Storage;
 use npuc::fit::Request;
+use npuc::front::config::Stack;
 use npuc::front::{self, Checkpoint};
 use npuc::model::{CacheProtocol, Chunks, StepShape, layers};
 use npuc::{Code, Diagnostic, Result, bundle, target};
@@ -15,7 +16,8 @@ use npuc_run::device::module;
 use npuc_run::device::qnn::{self, Qnn, Start};
 use npuc_run::modules;
 use npuc_run::program::{DEFAULT_CAPACITY, Program, shapes_of};
-use npuc_run::session::Session;
+use npuc_run::session::{Session, Steps};
+use npuc_run::speech::{self, Speech, Whisper};
 use npuc_run::toolchain::{Installed, Tool, find};
 
 use crate::args::{DeviceArgs, On, shapes, threads};
@@ -28,9 +30,44 @@ pub(crate) fn open(
     capacity: Option<usize>,
     keep: &[String],
 ) -> Result<(Program, Session)> {
+    let (program, steps) = opened((model, None), device, capacity, keep)?;
+    let session = Session::of(&program, steps)?;
+    Ok((program, session))
+}
+
+/// What is named on the command line, and which of Whisper's models it is about where it is a checkpoint of both.
+type Named<'a> = (&'a Path, Option<Stack>);
+
+/// Both models of Whisper on the device: those of a checkpoint, or the two bundles in a folder.
+pub(crate) fn open_speech(model: &Path, device: &DeviceArgs) -> Result<Speech> {
+    let halves = [(speech::ENCODER, Stack::Encoder), (speech::DECODER, Stack::Decoder)];
+    let [encoder, decoder] = halves.map(|(folder, stack)| {
+        let path = if is_pair(model) { model.join(folder) } else { model.to_path_buf() };
+        opened((&path, Some(stack)), device, None, &[])
+    });
+    let (encoder, mut decoder) = (encoder?, decoder?);
+    let text = std::mem::replace(&mut decoder.0.text, Ok(None))?;
+    let whisper = Whisper::new((&encoder.0, encoder.1), (&decoder.0, decoder.1))?;
+    Speech::new(whisper, text.map(|text| text.tokenizer)).map_err(|e| e.in_file(model))
+}
+
+/// Whether the folder holds the bundles of both models of Whisper.
+pub(crate) fn is_pair(model: &Path) -> bool {
+    [speech::ENCODER, speech::DECODER].into_iter().all(|folder| bundle::is_bundle(&model.join(folder)))
+}
+
+/// A checkpoint, or that one of its models.
+pub(crate) fn checkpoint((model, stack): Named<'_>) -> Result<Checkpoint> {
+    let checkpoint = front::open(model)?;
+    Ok(stack.and_then(|stack| checkpoint.stack(stack)).unwrap_or(checkpoint))
+}
+
+/// The program and its steps on the device.
+fn opened(named: Named<'_>, device: &DeviceArgs, capacity: Option<usize>, keep: &[String]) -> Result<(Program, Steps)> {
     let refused = |message: &str, help: &str| {
         Err(Diagnostic::error(Code::BadArgument, message).subject("--chunks").help(help).into())
     };
+    let (model, _) = named;
     let is_bundle = bundle::is_bundle(model);
     match device.on {
         On::Host | On::Qnn | On::IreeCpu | On::IreeVulkan | On::TorqSim | On::Null if device.chunks.is_some() => {
@@ -44,9 +81,9 @@ pub(crate) fn open(
             Err(fault.help("it is for npuc bench and npuc serve-jsonl").into())
         }
         On::Host => {
-            let program = for_host(model, device, capacity)?;
-            let session = Session::new(&program, threads(device.threads), keep)?;
-            Ok((program, session))
+            let program = for_host(named, device, capacity)?;
+            let steps = Steps::on_host(&program, threads(device.threads), keep)?;
+            Ok((program, steps))
         }
         On::Qnn => in_emulation(model, device, keep),
         On::IreeCpu | On::IreeVulkan | On::TorqSim => on_modules(model, device, keep),
@@ -57,26 +94,26 @@ pub(crate) fn open(
             }
             if is_bundle {
                 let program = Program::open(model, shapes(device.shapes.as_ref())?)?;
-                let session = Session::on_litert(&program, &tool, threads(device.threads), TIME_LIMIT)?;
-                return Ok((program, session));
+                let steps = Steps::on_litert(&program, &tool, threads(device.threads), TIME_LIMIT)?;
+                return Ok((program, steps));
             }
-            through_tflite(model, device, capacity, &tool)
+            through_tflite(named, device, capacity, &tool)
         }
     }
 }
 
 /// A bundle, or a checkpoint that is built for this machine on the spot.
-pub(crate) fn for_host(model: &Path, device: &DeviceArgs, capacity: Option<usize>) -> Result<Program> {
-    if bundle::is_bundle(model) {
-        return Program::open(model, shapes(device.shapes.as_ref())?);
+pub(crate) fn for_host(named: Named<'_>, device: &DeviceArgs, capacity: Option<usize>) -> Result<Program> {
+    if bundle::is_bundle(named.0) {
+        return Program::open(named.0, shapes(device.shapes.as_ref())?);
     }
-    let checkpoint = front::open(model)?;
+    let checkpoint = checkpoint(named)?;
     let shapes = shapes_for(&checkpoint, device, capacity)?;
     Program::from_checkpoint(checkpoint, Some(shapes))
 }
 
 /// A bundle of compiled modules in the runtime or simulator that they are for.
-fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Program, Session)> {
+fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Program, Steps)> {
     let fault = |message: &str| Diagnostic::error(Code::BadArgument, message);
     if !keep.is_empty() {
         return Err(fault("only the host keeps values (--dump)").into());
@@ -89,8 +126,8 @@ fn on_modules(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Pro
     let program = Program::open(model, shapes(device.shapes.as_ref())?)?;
     let (graphs, runners) = (program.graphs(), device.on.runners());
     let opened = modules::open(model, &manifest, &graphs, runners, &run_log(model), module::TIME_LIMIT)?;
-    let session = Session::on_modules(&program, opened)?;
-    Ok((program, session))
+    let steps = Steps::on_modules(&program, opened)?;
+    Ok((program, steps))
 }
 
 /// The file beside a bundle that keeps what the tools say when it is run; in TMPDIR where nothing can be written beside it.
@@ -105,7 +142,7 @@ pub(crate) fn run_log(bundle: &Path) -> PathBuf {
 }
 
 /// A bundle of Qualcomm's contexts, prepared anew for this machine's emulation.
-fn in_emulation(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Program, Session)> {
+fn in_emulation(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(Program, Steps)> {
     let fault = |message: &str| Diagnostic::error(Code::BadArgument, message);
     if !keep.is_empty() {
         return Err(fault("only the host keeps values (--dump)").into());
@@ -119,8 +156,8 @@ fn in_emulation(model: &Path, device: &DeviceArgs, keep: &[String]) -> Result<(P
     let program = Program::open(model, shapes(device.shapes.as_ref())?)?;
     let mut qnn = start_qnn(None)?;
     let contexts = contexts::emulated(model, &manifest, soc, &mut qnn)?;
-    let session = Session::on_qnn(&program, contexts, qnn)?;
-    Ok((program, session))
+    let steps = Steps::on_qnn(&program, contexts, qnn)?;
+    Ok((program, steps))
 }
 
 /// A worker with Qualcomm's libraries, which is this program again. `log` keeps what they say.
@@ -152,17 +189,18 @@ pub(crate) fn open_beside(model: &Path, other: &Program) -> Result<Program> {
 
 fn shapes_for(checkpoint: &Checkpoint, device: &DeviceArgs, capacity: Option<usize>) -> Result<Vec<StepShape>> {
     let capacity = capacity.unwrap_or(DEFAULT_CAPACITY);
-    Ok(shapes(device.shapes.as_ref())?.unwrap_or_else(|| shapes_of(&checkpoint.config, capacity)))
+    let given = shapes(device.shapes.as_ref())?.filter(|_| checkpoint.config.reads_tokens());
+    Ok(given.unwrap_or_else(|| shapes_of(&checkpoint.config, capacity)))
 }
 
 /// A checkpoint on the spot. The interpreter maps the files, which live on until it ends.
 fn through_tflite(
-    model: &Path,
+    named: Named<'_>,
     device: &DeviceArgs,
     capacity: Option<usize>,
     tool: &Installed,
-) -> Result<(Program, Session)> {
-    let checkpoint = front::open(model)?;
+) -> Result<(Program, Steps)> {
+    let checkpoint = checkpoint(named)?;
     let shapes = shapes_for(&checkpoint, device, capacity)?;
     let request = Request::plain(target::host().with_protocol(CacheProtocol::Shift), shapes);
     let chunks = device.chunks.as_deref().map_or(Ok(Chunks::Equal(1)), str::parse)?;
@@ -173,6 +211,6 @@ fn through_tflite(
     })?;
     let files = folder.path().join("files");
     let program = Program::through_tflite(&checkpoint, &request, &parts, Storage::F32, &files)?;
-    let session = Session::on_litert(&program, tool, threads(device.threads), TIME_LIMIT)?;
-    Ok((program, session))
+    let steps = Steps::on_litert(&program, tool, threads(device.threads), TIME_LIMIT)?;
+    Ok((program, steps))
 }

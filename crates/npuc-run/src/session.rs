@@ -209,7 +209,7 @@ impl Session {
     /// Gives the decoder what an encoder heard: keys and values of every layer in port order. Nothing is fed about it yet.
     ///
     /// # Panics
-    /// If they are not those of the decoder's ports: a [`Speech`](crate::speech::Speech) brings the two together.
+    /// If they are not those of the decoder's ports: a [`Whisper`](crate::speech::Whisper) brings the two together.
     pub(crate) fn listen<'a>(&mut self, heard: impl ExactSizeIterator<Item = &'a [f32]>) {
         assert_eq!(heard.len(), self.heard.len(), "ports of what is heard");
         self.reset();

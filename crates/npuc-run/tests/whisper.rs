@@ -8,7 +8,7 @@ use npuc::front::{self, Checkpoint};
 use npuc::model::StepShape;
 use npuc_run::program::Program;
 use npuc_run::session::Steps;
-use npuc_run::speech::{Recogniser, Speech};
+use npuc_run::speech::{Recogniser, Whisper};
 use safetensors::SafeTensors;
 
 fn fixture() -> Option<PathBuf> {
@@ -21,12 +21,12 @@ fn fixture() -> Option<PathBuf> {
 }
 
 /// A checkpoint on the host, its decoder in steps of these shapes.
-fn on_host(checkpoint: &Checkpoint, shapes: &str) -> Speech {
+fn on_host(checkpoint: &Checkpoint, shapes: &str) -> Whisper {
     let program = |stack, shapes| Program::from_checkpoint(checkpoint.stack(stack).unwrap(), shapes).unwrap();
     let shapes: Vec<StepShape> = shapes.split(',').map(|shape| shape.parse().unwrap()).collect();
     let (encoder, decoder) = (program(Stack::Encoder, None), program(Stack::Decoder, Some(shapes)));
     let steps = |program| Steps::on_host(program, 2, &[]).unwrap();
-    Speech::new((&encoder, steps(&encoder)), (&decoder, steps(&decoder))).unwrap()
+    Whisper::new((&encoder, steps(&encoder)), (&decoder, steps(&decoder))).unwrap()
 }
 
 fn numbers<T, const N: usize>(file: &SafeTensors<'_>, name: &str, of: fn([u8; N]) -> T) -> Vec<T> {

@@ -54,17 +54,17 @@ fn other_model(config: &ModelConfig, need: &str) -> npuc::Error {
 }
 
 /// Both models of Whisper, which belong together.
-pub struct Speech {
+pub struct Whisper {
     encoder: Encoder,
     decoder: Session,
     config: WhisperConfig,
 }
 
-impl Speech {
+impl Whisper {
     /// An encoder and the decoder that listens to it.
     ///
     /// Errors: programs of other models, or of two that do not fit each other.
-    pub fn new(encoder: (&Program, Steps), decoder: (&Program, Steps)) -> Result<Speech> {
+    pub fn new(encoder: (&Program, Steps), decoder: (&Program, Steps)) -> Result<Whisper> {
         let config = match (&encoder.0.config, &decoder.0.config) {
             (ModelConfig::Whisper(hears), ModelConfig::Whisper(writes)) if hears.of(writes.stack) == *writes => {
                 writes.clone()
@@ -79,7 +79,7 @@ impl Speech {
             (_, other) => return Err(other_model(other, "Whisper's decoder")),
         };
         let (encoder, decoder) = (Encoder::of(encoder.0, encoder.1)?, Session::of(decoder.0, decoder.1)?);
-        Ok(Speech { encoder, decoder, config })
+        Ok(Whisper { encoder, decoder, config })
     }
 
     /// The model's shape.
@@ -93,7 +93,7 @@ impl Speech {
     }
 }
 
-impl Recogniser for Speech {
+impl Recogniser for Whisper {
     fn listen(&mut self, mel: &[f32]) -> Result<()> {
         self.decoder.listen(self.encoder.encode(mel)?);
         Ok(())

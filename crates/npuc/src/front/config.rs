@@ -85,6 +85,16 @@ impl ModelConfig {
         }
     }
 
+    /// The models that graphs are built of, in the order in which they run: itself, or Whisper's encoder and decoder.
+    pub fn models(&self) -> Vec<ModelConfig> {
+        match self {
+            ModelConfig::Whisper(config) if config.stack == Stack::Both => {
+                [Stack::Encoder, Stack::Decoder].map(|stack| ModelConfig::Whisper(config.of(stack))).into()
+            }
+            ModelConfig::Llama(_) | ModelConfig::Lfm2(_) | ModelConfig::Whisper(_) => vec![self.clone()],
+        }
+    }
+
     /// Whether the model reads token ids; an encoder of sound does not.
     pub fn reads_tokens(&self) -> bool {
         !self.has(LayerKind::Encoder)

@@ -24,7 +24,10 @@ fn metadata() {
     writer.set("llama.expert_count", Meta::U32(0));
     let (_folder, path) = write_file("m.gguf", &writer.bytes());
     let config = open_good(&path).config;
-    assert_eq!((config.rope().unwrap().theta, &config.rope().unwrap().scaling), (10000.0, &RopeScaling::Linear { factor: 4.0 }));
+    assert_eq!(
+        (config.rope().unwrap().theta, &config.rope().unwrap().scaling),
+        (10000.0, &RopeScaling::Linear { factor: 4.0 })
+    );
     assert_eq!((config.ffn(), config.vocab(), config.head_dim(), config.tied()), (12, 16, 4, true));
 
     let unsupported = "llama (Llama, Mistral and SmolLM2), qwen2, qwen3 or lfm2";
