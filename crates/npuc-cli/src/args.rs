@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use npuc::fit::Request;
+use npuc::front::config::Stack;
 use npuc::mend::Preference;
 use npuc::model::StepShape;
 use npuc::pass::Pass;
@@ -139,7 +140,7 @@ pub(crate) struct InspectArgs {
 }
 
 /// Which operations go where.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub(crate) struct PlaceArgs {
     /// Where operations go, e.g. op=matmul=cpu, name=lm_head*=cpu, layers=0..4=cpu, bytes>64MiB=cpu (also weights,
     /// activations, workspace; =npu takes back); may be repeated, later rules win over earlier ones and the target's own
@@ -195,7 +196,7 @@ pub(crate) struct TargetsArgs {
 }
 
 /// What a build for a chip needs and one for this machine does not.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub(crate) struct ChipArgs {
     /// The formats of weights and activations, as in `npuc check`; without it, FP
     #[arg(long)]
@@ -269,6 +270,9 @@ pub(crate) struct RecipeArgs {
 
 #[derive(Args)]
 pub(crate) struct QuantizeArgs {
+    /// Which of Whisper's models is quantised, by `npuc build`
+    #[arg(skip)]
+    pub(crate) stack: Option<Stack>,
     /// A Hugging Face folder or a .gguf file
     pub(crate) model: PathBuf,
     /// A recipe of `npuc recipes`, or a file that ends in .toml

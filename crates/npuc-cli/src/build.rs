@@ -1,5 +1,6 @@
 //! `npuc build`: a checkpoint becomes a bundle.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Instant;
 
@@ -7,12 +8,17 @@ use npuc::back::BackEnd;
 use npuc::back::stablehlo::Dialect;
 use npuc::bundle::is_bundle;
 use npuc::bundle::write::{self, Contents, Written};
+use npuc::front::config::Stack;
 use npuc::front::{self, Checkpoint};
+use npuc::target::Target;
 use npuc::{Diagnostic, Result, target};
+use npuc_run::speech;
 use npuc_run::text::{BundleText, bundle_text};
 
 use crate::args::{BuildArgs, RecipeArgs, WeightsArg};
 use crate::output::Output;
+use crate::recipe::is_whisper;
+use crate::session;
 
 mod chip;
 pub(crate) mod host;
@@ -26,13 +32,48 @@ pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     let target = target::find(&args.target)?;
     let back_end = target.back_end()?;
     refuse_module_flags(args, back_end)?;
-    match back_end {
-        BackEnd::Host => host::build(args, &target, output),
-        BackEnd::Qnn => qnn::build(args, &target, output),
-        BackEnd::Iree => modules::build(args, &target, Dialect::Iree, output),
-        BackEnd::Torq => modules::build(args, &target, Dialect::Torq, output),
-        BackEnd::Tflite => tflite::build(args, &target, output),
+    match pair(args)? {
+        Some(models) => models.iter().try_for_each(|args| build(args, &target, back_end, output)),
+        None => build(args, &target, back_end, output),
     }
+}
+
+fn build(args: &BuildArgs, target: &Target, back_end: BackEnd, output: Output) -> Result<()> {
+    match back_end {
+        BackEnd::Host => host::build(args, target, output),
+        BackEnd::Qnn => qnn::build(args, target, output),
+        BackEnd::Iree => modules::build(args, target, Dialect::Iree, output),
+        BackEnd::Torq => modules::build(args, target, Dialect::Torq, output),
+        BackEnd::Tflite => tflite::build(args, target, output),
+    }
+}
+
+/// Whisper is built as two bundles in one folder; the step shapes of the flags are the decoder's. Nothing for other models.
+///
+/// Errors: a folder with something else in it.
+fn pair(args: &BuildArgs) -> Result<Option<[BuildArgs; 2]>> {
+    if is_bundle(&args.model) || !is_whisper(&front::open(&args.model)?) {
+        return Ok(None);
+    }
+    let folders = [speech::ENCODER, speech::DECODER];
+    let other = |name: &OsStr| folders.iter().all(|folder| !name.to_string_lossy().contains(folder));
+    if let Ok(entries) = std::fs::read_dir(&args.output)
+        && let Some(entry) = entries.flatten().find(|entry| other(&entry.file_name()))
+    {
+        let fault =
+            Diagnostic::error(npuc::Code::Unwritable, "the folder holds something else than Whisper's two bundles");
+        return Err(fault.file(entry.path()).help("name a new folder").into());
+    }
+    std::fs::create_dir_all(&args.output).map_err(|e| {
+        Diagnostic::error(npuc::Code::Unwritable, format!("cannot make the folder: {e}")).file(&args.output)
+    })?;
+    Ok(Some([Stack::Encoder, Stack::Decoder].map(|stack| {
+        let (folder, shapes) = match stack {
+            Stack::Encoder => (speech::ENCODER, None),
+            Stack::Decoder | Stack::Both => (speech::DECODER, args.shapes.clone()),
+        };
+        BuildArgs { stack: Some(stack), output: args.output.join(folder), shapes, ..args.clone() }
+    })))
 }
 
 /// Flags for modules that another back end would ignore.
@@ -80,7 +121,7 @@ fn open(args: &BuildArgs) -> Result<Checkpoint> {
         let fault = Diagnostic::error(npuc::Code::BadArgument, "this is a bundle, built already").file(&args.model);
         return Err(fault.need("a Hugging Face folder or a .gguf file").help("run it with `npuc run`").into());
     }
-    let mut checkpoint = front::open(&args.model)?;
+    let mut checkpoint = session::checkpoint((&args.model, args.stack))?;
     if args.no_tokenizer {
         checkpoint.tokenizer = None;
     }

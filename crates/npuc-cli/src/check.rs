@@ -8,7 +8,7 @@ use npuc::back::BackEnd;
 use npuc::back::tflite::runtime_shapes;
 use npuc::bundle::staging::write_file;
 use npuc::diag::{Class, Severity};
-use npuc::fit::{Chunk, Context, Fit, Request, fit};
+use npuc::fit::{self, Chunk, Context, Fit, Request, fit};
 use npuc::front::{self, ModelConfig, config_hf};
 use npuc::mend::{Applied, Mended, Proof, mend, prove};
 use npuc::model::{Chunks, StepShape};
@@ -24,6 +24,8 @@ use crate::mended;
 use crate::output::{Output, bytes, count};
 use crate::sarif;
 
+mod pair;
+
 #[derive(Serialize)]
 struct Report<'a> {
     model: String,
@@ -32,10 +34,10 @@ struct Report<'a> {
     shapes: Vec<String>,
     flags: Vec<String>,
     fits: bool,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    mended: Vec<Applied>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    proofs: Vec<Proof>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    mended: &'a [Applied],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    proofs: &'a [Proof],
     misfits: Vec<&'a Misfit>,
     warnings: Vec<&'a Misfit>,
     weights_bytes: u64,
@@ -58,31 +60,85 @@ struct Model {
     warnings: Vec<Diagnostic>,
 }
 
+/// A model that was held against the target.
+struct Examined {
+    request: Request,
+    fit: Fit,
+    applied: Vec<Applied>,
+    proofs: Vec<Proof>,
+}
+
 /// Runs the command; gives the exit status.
 pub(crate) fn command(args: &CheckArgs, output: Output) -> Result<u8> {
     let target = target::find(&args.target)?;
     let usual = if target.back_end == Some(BackEnd::Host) { "stored" } else { "FP" };
     let precision = Precision::parse(args.precision.as_deref().unwrap_or(usual), target.float)?;
     let question = Question { outer_buffers: args.outer_buffers, ..Question::new(&target, precision, &args.flag)? };
-    let given = shapes(args.shapes.as_ref())?;
-    let chunks = args.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
-    let model = open(&args.model)?;
-    let shapes = given.unwrap_or_else(|| default_shapes_for(&target, &model.config));
-    let mut model = model;
-    if target.back_end == Some(BackEnd::Tflite)
+    let asked = args.place.apply(Request::new(target, question, Vec::new()))?;
+    let mut model = open(&args.model)?;
+    let configs = model.config.models();
+    let examined = configs.iter().map(|config| examine(args, config, &asked, &mut model, output));
+    let examined = examined.collect::<Result<Vec<Examined>>>()?;
+    if let [first, others @ ..] = &configs[..]
+        && !others.is_empty()
+    {
+        let mut idle = fit::idle_rules(first, &examined[0].request)?;
+        for (config, examined) in others.iter().zip(&examined[1..]) {
+            let also = fit::idle_rules(config, &examined.request)?;
+            idle.retain(|rule| also.contains(rule));
+        }
+        fit::refuse_idle(idle)?;
+    }
+    if let Some(folder) = &args.ir {
+        examined.iter().try_for_each(|examined| write_graphs(&examined.fit, folder))?;
+    }
+    let fits = examined.iter().all(|examined| examined.fit.fits());
+    let status = if fits { 0 } else { Class::No.exit_status() };
+    if args.sarif {
+        let misfits: Vec<Misfit> = examined.into_iter().flat_map(|examined| examined.fit.misfits).collect();
+        let text = serde_json::to_string_pretty(&sarif::log(&misfits)).expect("the log has only text keys");
+        output.text(&format!("{text}\n"))?;
+        return Ok(status);
+    }
+    output.warnings(&model.warnings);
+    let mut warnings = model.warnings;
+    let reports: Vec<Report<'_>> = examined.iter().map(|of| report(args, of, std::mem::take(&mut warnings))).collect();
+    match (&reports[..], &examined[..]) {
+        ([report], [examined]) => output.result(report, &render(report, &examined.fit, &examined.request.target))?,
+        _ => {
+            let pair = pair::of(&configs, &reports, &examined)?;
+            output.result(&pair, &pair::render(&pair, &examined))?;
+        }
+    }
+    Ok(status)
+}
+
+/// Holds a model against the target, mended if the flags say so.
+fn examine(
+    args: &CheckArgs,
+    config: &ModelConfig,
+    asked: &Request,
+    model: &mut Model,
+    output: Output,
+) -> Result<Examined> {
+    let given = shapes(args.shapes.as_ref())?.filter(|_| config.reads_tokens());
+    let shapes = given.unwrap_or_else(|| default_shapes_for(&asked.target, config));
+    if asked.target.back_end == Some(BackEnd::Tflite)
+        && config.reads_tokens()
         && let Err(refused) = runtime_shapes(&shapes)
     {
         // The chip takes such graphs; only a build needs the shapes of the runtime.
         let faults = refused.diagnostics().iter().cloned();
         model.warnings.extend(faults.map(|fault| Diagnostic { severity: Severity::Warning, ..fault }));
     }
-    let asked = args.place.apply(Request { chunks, ..Request::new(target, question, shapes) })?;
+    let chunks = args.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
+    let asked = Request { chunks, shapes, ..asked.clone() };
     let weights = model.weights.as_ref();
     let Mended { request, applied, fit } = match args.fix {
-        Some(fix) => mend(&model.config, weights, &asked, fix.into())?,
-        None => Mended { fit: fit(&model.config, weights, &asked)?, request: asked, applied: Vec::new() },
+        Some(fix) => mend(config, weights, &asked, fix.into())?,
+        None => Mended { fit: fit(config, weights, &asked)?, request: asked, applied: Vec::new() },
     };
-    let (proofs, unproved) = match prove(&model.config, weights, &request, &applied) {
+    let (proofs, unproved) = match prove(config, weights, &request, &applied) {
         Ok(proofs) => (proofs, None),
         Err(error) if error.diagnostics().iter().all(|fault| fault.code == Code::OutOfMemory) => {
             (Vec::new(), Some(error))
@@ -90,20 +146,7 @@ pub(crate) fn command(args: &CheckArgs, output: Output) -> Result<u8> {
         Err(error) => return Err(error),
     };
     unproved.iter().for_each(|error| output.note(&error.to_string()));
-    if let Some(folder) = &args.ir {
-        write_graphs(&fit, folder)?;
-    }
-    let status = if fit.fits() { 0 } else { Class::No.exit_status() };
-    if args.sarif {
-        let log = sarif::log(&fit.misfits);
-        let text = serde_json::to_string_pretty(&log).expect("the log has only text keys");
-        output.text(&format!("{text}\n"))?;
-        return Ok(status);
-    }
-    output.warnings(&model.warnings);
-    let report = report(args, &request, &fit, (applied, proofs), model.warnings);
-    output.result(&report, &render(&report, &fit, &request.target))?;
-    Ok(status)
+    Ok(Examined { request, fit, applied, proofs })
 }
 
 fn open(path: &Path) -> Result<Model> {
@@ -128,13 +171,8 @@ fn write_graphs(fit: &Fit, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn report<'a>(
-    args: &CheckArgs,
-    request: &'a Request,
-    fit: &'a Fit,
-    (mended, proofs): (Vec<Applied>, Vec<Proof>),
-    checkpoint_warnings: Vec<Diagnostic>,
-) -> Report<'a> {
+fn report<'a>(args: &CheckArgs, examined: &'a Examined, checkpoint_warnings: Vec<Diagnostic>) -> Report<'a> {
+    let Examined { request, fit, applied, proofs } = examined;
     let Request { target, question, shapes, chunks, .. } = request;
     let (misfits, warnings) = fit.misfits.iter().partition(|misfit| misfit.severity == Severity::Error);
     let sum = |of: fn(&Chunk) -> u64| fit.chunks.iter().map(of).sum();
@@ -148,7 +186,7 @@ fn report<'a>(
         shapes: shapes.iter().map(ToString::to_string).collect(),
         flags,
         fits: fit.fits(),
-        mended,
+        mended: applied,
         proofs,
         misfits,
         warnings,
@@ -167,7 +205,7 @@ fn report<'a>(
 
 fn render(report: &Report<'_>, fit: &Fit, target: &Target) -> String {
     let mut text: String = fit.misfits.iter().map(|misfit| format!("{}\n", message(misfit))).collect();
-    text.push_str(&mended::render(&report.mended, &report.proofs));
+    text.push_str(&mended::render(report.mended, report.proofs));
     let mut line = |name: &str, value: String| {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:<14}{value}");

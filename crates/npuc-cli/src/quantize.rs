@@ -9,7 +9,7 @@ use npuc::back::BackEnd;
 use npuc::back::gguf::Layout;
 use npuc::bundle::CalibrationRecord;
 use npuc::bundle::staging::{check_file, check_folder};
-use npuc::front::{self, Checkpoint, GgufVocab, ModelConfig};
+use npuc::front::{Checkpoint, GgufVocab, ModelConfig};
 use npuc::quant::plan::Destination;
 use npuc::quant::recipe::Recipe;
 use npuc::{Code, Diagnostic, Result, target};
@@ -20,7 +20,8 @@ use serde::Serialize;
 use crate::args::{QuantizeArgs, shapes, threads};
 use crate::build::host;
 use crate::output::{Output, bytes};
-use crate::recipe::{Prepared, prepare};
+use crate::recipe::{Prepared, is_whisper, prepare};
+use crate::session;
 
 #[derive(Serialize)]
 struct Report {
@@ -46,9 +47,15 @@ struct Report {
 /// Runs the command.
 pub(crate) fn command(args: &QuantizeArgs, output: Output) -> Result<()> {
     let recipe = Recipe::find(&args.recipe)?;
-    let mut checkpoint = front::open(&args.model)?;
+    let mut checkpoint = session::checkpoint((&args.model, args.stack))?;
     if args.no_tokenizer {
         checkpoint.tokenizer = None;
+    }
+    if is_whisper(&checkpoint) && args.stack.is_none() {
+        let fault =
+            Diagnostic::error(Code::UnsupportedArchitecture, "Whisper's models are quantised where they are built");
+        let help = format!("npuc build {} --recipe {} -o DIR", args.model.display(), args.recipe);
+        return Err(fault.file(&args.model).help(help).into());
     }
     let is_gguf = args.output.extension().is_some_and(|ending| ending == "gguf");
     refuse_idle_flags(args, &checkpoint.config, is_gguf)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use npuc::back::gguf::check_formats;
 use npuc::bundle::{CalibrationRecord, RecipeRecord};
-use npuc::front::Checkpoint;
+use npuc::front::{Checkpoint, ModelConfig};
 use npuc::place::parse_bytes;
 use npuc::quant::fold::{Folds, Site};
 use npuc::quant::hadamard::Rotation;
@@ -56,7 +56,7 @@ pub(crate) fn prepare(
     if is_gguf {
         check_formats(&plan)?;
     }
-    let quality = quality(how)?;
+    let quality = quality(checkpoint, how)?;
     let method = how.ranges.as_deref().map_or(Ok(Method::MinMax), method)?;
     let needs_ranges = is_whole(recipe.activation);
     if how.ranges.is_some() && !needs_ranges {
@@ -116,9 +116,9 @@ impl Prepared {
         Some(Arithmetic::Qualcomm(Scheme { activation, cache, method: self.method, float_residual }))
     }
 
-    /// The sequences that ranges are taken from.
-    pub(crate) fn range_sequences(&self) -> Vec<Vec<u32>> {
-        self.corpus.clone().map(|corpus| corpus.first_tokens(RANGE_TOKENS).sequences).unwrap_or_default()
+    /// What ranges are taken from.
+    pub(crate) fn range_corpus(&self) -> Option<Corpus> {
+        self.corpus.clone().map(|corpus| corpus.first_tokens(RANGE_TOKENS))
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -180,8 +180,14 @@ fn folds(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Folds> {
 }
 
 /// How weights are rounded.
-fn quality(how: &RecipeArgs) -> Result<Quality> {
+fn quality(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Quality> {
+    let hears = is_whisper(checkpoint);
     let quality = match (how.quality, &how.calibration) {
+        (Some(QualityArg::Best), _) if hears => {
+            let fault = Diagnostic::error(Code::UnsupportedArchitecture, "GPTQ is not done for Whisper's models");
+            return Err(fault.subject("--quality").have("best").help("use --quality search").into());
+        }
+        (None, Some(_)) if hears => Quality::Search,
         (Some(QualityArg::Best), _) | (None, Some(_)) => Quality::Best,
         (Some(QualityArg::Search), _) | (None, None) => Quality::Search,
         (Some(QualityArg::Fast), _) => Quality::Fast,
@@ -201,6 +207,7 @@ fn corpus(checkpoint: &Checkpoint, how: &RecipeArgs, threads: usize, output: Out
         return Err(fault.need("--samples of 1 at least and --tokens of 2 at least").into());
     }
     match &how.calibration {
+        path if is_whisper(checkpoint) => sound(checkpoint, path.as_deref(), threads),
         Some(path) => Corpus::of_file(path, checkpoint, amount),
         None => {
             let spinner = output.spinner("the model writes its calibration text");
@@ -209,6 +216,28 @@ fn corpus(checkpoint: &Checkpoint, how: &RecipeArgs, threads: usize, output: Out
             corpus
         }
     }
+}
+
+/// Windows of sound that ranges are taken from, at most.
+const RANGE_WINDOWS: usize = 8;
+
+/// Whether the checkpoint hears instead of reading.
+pub(crate) fn is_whisper(checkpoint: &Checkpoint) -> bool {
+    match checkpoint.config {
+        ModelConfig::Whisper(_) => true,
+        ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => false,
+    }
+}
+
+/// The sound of the flags: a model that hears cannot make its own.
+pub(crate) fn sound(checkpoint: &Checkpoint, path: Option<&Path>, threads: usize) -> Result<Corpus> {
+    let path = path.ok_or_else(|| {
+        Diagnostic::error(Code::BadArgument, "ranges of activations are taken from speech, and there is none")
+            .subject("--calibration")
+            .need("a WAV file in which somebody speaks, half a minute or more")
+            .help("add --calibration speech.wav, or take a recipe with activations in float")
+    })?;
+    Corpus::of_sound(path, checkpoint, RANGE_WINDOWS, threads)
 }
 
 /// How ranges are chosen, from a flag.

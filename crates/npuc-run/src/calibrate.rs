@@ -7,14 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use npuc::back::{BackEnd, Chunk, qnn, tflite};
 use npuc::build::weight_types;
 use npuc::fit::Request;
-use npuc::front::Checkpoint;
+use npuc::front::{Checkpoint, ModelConfig};
 use npuc::model::{Part, StepShape, llama};
 use npuc::quant::{self, Ranges, Recorder};
 use npuc::{Code, Diagnostic, Result};
 
 use crate::device::host::thread_pool;
-use crate::program::{self, Program, Step, hidden_mask};
-use crate::session::Session;
+use crate::program::{self, Program, Step, default_shapes, hidden_mask};
+use crate::session::{Session, Steps};
+use crate::sound::Sound;
+use crate::speech::Encoder;
 use crate::text::{Sampler, Sampling, SamplingConfig};
 
 /// Tokens of a sequence, and how many sequences the model writes where there is no text.
@@ -24,22 +26,51 @@ pub(crate) const STEP_TOKENS: usize = 16;
 /// off, which costs more than the third of a bit that this takes from every step.
 pub const HEADROOM: f32 = 1.25;
 
-/// The ranges of every part of a model over sequences of tokens.
+/// What a model is run over.
+#[derive(Clone, Copy, Debug)]
+pub enum Material<'a> {
+    /// Sequences of token ids.
+    Text(&'a [Vec<u32>]),
+    /// Sound, for Whisper's models.
+    Sound(&'a Sound),
+}
+
+impl<'a> From<&'a Vec<Vec<u32>>> for Material<'a> {
+    fn from(sequences: &'a Vec<Vec<u32>>) -> Material<'a> {
+        Material::Text(sequences)
+    }
+}
+
+impl Material<'_> {
+    /// The steps that a model is run over it in.
+    ///
+    /// Errors: no tokens.
+    pub(crate) fn shapes(self, config: &ModelConfig) -> Result<Vec<StepShape>> {
+        match self {
+            _ if !config.reads_tokens() => Ok(default_shapes(config)),
+            Material::Text(sequences) => shapes(sequences),
+            Material::Sound(sound) => shapes(&sound.sequences()),
+        }
+    }
+}
+
+/// The ranges of every part of a model over text or sound.
 ///
 /// Errors: parts and shapes that the model cannot take, ids outside the vocabulary, sequences longer than the model's
 /// context, values that are not finite.
-pub fn calibrate(
+pub fn calibrate<'a>(
     checkpoint: &Checkpoint,
     request: &Request,
     parts: &[Part],
-    sequences: &[Vec<u32>],
+    material: impl Into<Material<'a>>,
     threads: usize,
 ) -> Result<Vec<Ranges>> {
-    let asked = Request { shapes: shapes(sequences)?, ..request.clone() };
+    let material = material.into();
+    let asked = Request { shapes: material.shapes(&checkpoint.config)?, ..request.clone() };
     let chunks = chunks(checkpoint, &asked, parts)?;
     let program = program_of(checkpoint, &asked, &chunks);
     let mut ranges: Vec<Ranges> = vec![Ranges::default(); parts.len()];
-    for step in seen(&program, sequences, threads)? {
+    for step in seen(&program, material, threads)? {
         for (part, seen) in ranges.iter_mut().zip(step) {
             part.join(&seen);
         }
@@ -55,7 +86,7 @@ pub fn calibrate(
 /// The steps that the sequences are run in.
 ///
 /// Errors: no tokens.
-pub(crate) fn shapes(sequences: &[Vec<u32>]) -> Result<Vec<StepShape>> {
+fn shapes(sequences: &[Vec<u32>]) -> Result<Vec<StepShape>> {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
     if longest == 0 {
         return Err(Diagnostic::error(Code::BadArgument, "there is no text to calibrate with").into());
@@ -108,28 +139,50 @@ fn program_of(checkpoint: &Checkpoint, request: &Request, chunks: &[Chunk]) -> P
     }
 }
 
-/// What was seen of the values of every segment of every step while a program ran over sequences of tokens.
+/// What was seen of the values of every segment of every step while a program ran over text or sound.
 ///
 /// Errors: ids outside the vocabulary, sequences longer than the capacity, values that are not finite.
-pub(crate) fn seen(program: &Program, sequences: &[Vec<u32>], threads: usize) -> Result<Vec<Vec<Ranges>>> {
+pub(crate) fn seen(program: &Program, material: Material<'_>, threads: usize) -> Result<Vec<Vec<Ranges>>> {
     let recorder = |segment: &program::Segment| Arc::new(Mutex::new(Recorder::new(&segment.graph)));
     let of_step = |step: &Step| step.segments.iter().map(recorder).collect();
     let recorders: Vec<Vec<Arc<Mutex<Recorder>>>> = program.steps.iter().map(of_step).collect();
     let steps: Vec<&Step> = program.steps.iter().collect();
-    let mut session = Session::observed(program, &steps, &thread_pool(threads)?, |step, segment| {
+    let steps = Steps::observed(program, &steps, &thread_pool(threads)?, |step, segment| {
         let recorder = Arc::clone(&recorders[step][segment]);
         Box::new(move |id, elements| recorder.lock().unwrap_or_else(PoisonError::into_inner).see(id, elements))
     })?;
-    session.spare_memory();
-    for sequence in sequences {
-        session.reset();
-        session.feed(sequence, |_| {})?;
-    }
+    run_over(program, steps, material, threads)?;
     let ranges = |recorder: &Arc<Mutex<Recorder>>| {
         let recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         recorder.ranges()
     };
     recorders.iter().map(|step| step.iter().map(ranges).collect()).collect()
+}
+
+/// Runs a program's steps over text or sound.
+fn run_over(program: &Program, steps: Steps, material: Material<'_>, threads: usize) -> Result<()> {
+    if let (Material::Sound(sound), false) = (material, program.config.reads_tokens()) {
+        let mut encoder = Encoder::of(program, steps)?;
+        return sound.spectrograms().try_for_each(|mel| encoder.encode(mel).map(|_| ()));
+    }
+    let mut session = Session::of(program, steps)?;
+    session.spare_memory();
+    match material {
+        Material::Text(sequences) => {
+            for sequence in sequences {
+                session.reset();
+                session.feed(sequence, |_| {})?;
+            }
+        }
+        Material::Sound(sound) => {
+            let mut encoder = sound.encoder(threads)?;
+            for (mel, ids) in sound.spectrograms().zip(sound.sequences()) {
+                session.listen(encoder.encode(mel)?);
+                session.feed(&ids, |_| {})?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Sequences of `tokens` ids that the model writes by itself from its first token on, each from a seed of its own.

@@ -9,7 +9,8 @@ use npuc::{Code, Diagnostic, Error, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::calibrate::own_sequences;
+use crate::calibrate::{Material, own_sequences};
+use crate::sound::Sound;
 use crate::text::TextModel;
 
 /// The fewest tokens that say anything of a model's activations.
@@ -18,8 +19,10 @@ const FEWEST_TOKENS: usize = 32;
 /// Sequences of token ids to calibrate with.
 #[derive(Clone, Debug)]
 pub struct Corpus {
-    /// The sequences.
+    /// The sequences; none for an encoder of sound.
     pub sequences: Vec<Vec<u32>>,
+    /// What Whisper's models are run over.
+    pub sound: Option<Sound>,
     /// What they are, for reports.
     pub source: String,
     /// The SHA-256 of the ids, in hexadecimal: what was calibrated with.
@@ -80,6 +83,23 @@ impl Corpus {
         Ok(Corpus::new(sequences, "the model's own text".into()))
     }
 
+    /// What is said in a WAV file, for one of Whisper's models.
+    ///
+    /// Errors: as [`Sound::of_file`].
+    pub fn of_sound(path: &Path, checkpoint: &Checkpoint, windows: usize, threads: usize) -> Result<Corpus> {
+        let sound = Sound::of_file(path, checkpoint, windows, threads)?;
+        let (sequences, source, sha256) = (sound.sequences(), path.display().to_string(), sound.sha256());
+        Ok(Corpus { sequences, sound: Some(sound), source, sha256 })
+    }
+
+    /// What a model is run over.
+    pub fn material(&self) -> Material<'_> {
+        match &self.sound {
+            Some(sound) => Material::Sound(sound),
+            None => Material::Text(&self.sequences),
+        }
+    }
+
     fn new(sequences: Vec<Vec<u32>>, source: String) -> Corpus {
         let mut hash = Sha256::new();
         for ids in &sequences {
@@ -87,11 +107,14 @@ impl Corpus {
             ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
         }
         let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Corpus { sequences, source, sha256 }
+        Corpus { sequences, sound: None, source, sha256 }
     }
 
-    /// The first sequences, whole, up to the one with which there are `tokens` tokens.
+    /// The first sequences, whole, up to the one with which there are `tokens` tokens; of sound everything.
     pub fn first_tokens(self, tokens: usize) -> Corpus {
+        if self.sound.is_some() {
+            return self;
+        }
         let mut taken = 0;
         let enough = |ids: &Vec<u32>| {
             let enough = taken >= tokens;
@@ -105,7 +128,7 @@ impl Corpus {
     pub fn record(&self) -> CalibrationRecord {
         CalibrationRecord {
             source: self.source.clone(),
-            sequences: self.sequences.len(),
+            sequences: self.sound.as_ref().map_or(self.sequences.len(), Sound::windows),
             tokens: self.tokens(),
             sha256: self.sha256.clone(),
         }

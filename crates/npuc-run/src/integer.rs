@@ -14,7 +14,7 @@ use npuc::pass::{self, Pass};
 use npuc::quant::{self, Encodings, Ranges, Scheme, WeightFormat};
 use npuc::{Result, Tensor, back, target};
 
-use crate::calibrate::{HEADROOM, seen, shapes};
+use crate::calibrate::{HEADROOM, Material, seen};
 use crate::program::{Program, Segment, Step};
 
 /// The passes before whole numbers as Qualcomm's NPUs have them; norms and rotary embeddings stay whole.
@@ -59,19 +59,20 @@ fn lowered(checkpoint: &Checkpoint, shapes: Vec<StepShape>, arithmetic: Arithmet
     Ok(Program::of_steps(checkpoint.clone(), &target, steps))
 }
 
-/// What the values of a model are over sequences of tokens in f32, with the headroom of [`HEADROOM`]. The weights may be others
+/// What the values of a model are over text or sound in f32, with the headroom of [`HEADROOM`]. The weights may be others
 /// than those that the ranges are then used for.
 ///
 /// Errors: no tokens, ids outside the vocabulary, sequences longer than the model's context, values that are not finite.
-pub fn ranges(
+pub fn ranges<'a>(
     checkpoint: &Checkpoint,
     arithmetic: Arithmetic,
-    sequences: &[Vec<u32>],
+    material: impl Into<Material<'a>>,
     threads: usize,
 ) -> Result<Ranges> {
-    let program = lowered(checkpoint, shapes(sequences)?, arithmetic)?;
+    let material = material.into();
+    let program = lowered(checkpoint, material.shapes(&checkpoint.config)?, arithmetic)?;
     let mut ranges = Ranges::default();
-    for seen in seen(&program, sequences, threads)?.iter().flatten() {
+    for seen in seen(&program, material, threads)?.iter().flatten() {
         ranges.join(seen);
     }
     let mut ranges = ranges.with_headroom(HEADROOM)?;

@@ -18,6 +18,7 @@ pub mod push;
 pub mod quantise;
 pub mod session;
 pub mod solve;
+pub mod sound;
 pub mod speech;
 pub mod text;
 pub mod toolchain;

@@ -125,7 +125,9 @@ impl Fit {
 pub fn fit(config: &ModelConfig, weights: Option<&BTreeMap<String, Tensor>>, request: &Request) -> Result<Fit> {
     let subject = Subject::new(config, weights, request);
     let Survey { mut misfits, graphs, parts, measured } = subject.survey()?;
-    subject.refuse_idle_rules(&graphs)?;
+    if !one_of_several(config) {
+        refuse_idle(subject.idle_rules(&graphs))?;
+    }
     if let Some(weights) = weights {
         misfits.extend(weight_range(weights, &graphs, request));
     }
@@ -338,19 +340,53 @@ impl<'a> Subject<'a> {
         Ok(bills)
     }
 
-    /// A rule of the user's that holds for no operation is a mistake; one of the target's need not hold.
-    fn refuse_idle_rules(&self, graphs: &[Graph]) -> Result<()> {
+    /// The rules of the user's that hold for no operation; those of the target need not hold.
+    fn idle_rules(&self, graphs: &[Graph]) -> Vec<place::Rule> {
         let assigned: Vec<Assignment> = graphs.iter().map(|graph| self.request.assign(graph)).collect();
         let own = self.request.target.places.len();
         let idle = self.request.placement.iter().enumerate().skip(own);
         let idle = idle.filter(|(place, _)| assigned.iter().all(|assignment| assignment.idle.contains(place)));
-        let fault = |(_, rule): (usize, &place::Rule)| {
-            Diagnostic::error(Code::BadArgument, "a rule of placement holds for no operation")
-                .subject(format!("--place {rule}"))
-                .help("`npuc check … --ir DIR` writes the graphs, whose operations and paths rules are about")
-        };
-        crate::diag::Error::check(idle.map(fault).collect())
+        idle.map(|(_, rule)| rule.clone()).collect()
     }
+}
+
+/// The rules of the user's that hold for no operation of the model, see [`refuse_idle`].
+///
+/// Errors: shapes that the model cannot take.
+pub fn idle_rules(config: &ModelConfig, request: &Request) -> Result<Vec<place::Rule>> {
+    let subject = Subject::new(config, None, request);
+    Ok(subject.idle_rules(&subject.lowered(&Part::whole(model::layers(config)), &request.shapes)?))
+}
+
+/// A rule that holds for no operation is a mistake. What is built of several models is asked by all of them together, so
+/// [`fit`] leaves that to its caller.
+///
+/// Errors: [`Code::BadArgument`] for each of the rules.
+pub fn refuse_idle(rules: Vec<place::Rule>) -> Result<()> {
+    let fault = |rule: place::Rule| {
+        Diagnostic::error(Code::BadArgument, "a rule of placement holds for no operation")
+            .subject(format!("--place {rule}"))
+            .help("`npuc check … --ir DIR` writes the graphs, whose operations and paths rules are about")
+    };
+    crate::diag::Error::check(rules.into_iter().map(fault).collect())
+}
+
+/// Whether the model is one of several that are asked together.
+const fn one_of_several(config: &ModelConfig) -> bool {
+    match config {
+        ModelConfig::Whisper(_) => true,
+        ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => false,
+    }
+}
+
+/// Whether a target computes the whole model on its NPU, as it is or with rewrites and flags.
+///
+/// Errors: as [`fit`].
+pub fn takes_whole(config: &ModelConfig, request: &Request) -> Result<bool> {
+    let request = Request { deny_fallback: true, ..request.clone() };
+    let mended = crate::mend::settled(config, None, &request, crate::mend::Preference::Rewrites)?;
+    let survey = Subject::new(config, None, &mended.0).survey()?;
+    Ok(survey.misfits.iter().all(|misfit| misfit.severity != Severity::Error))
 }
 
 /// Where the CPU may not help, an operation that only it would compute keeps the model from the target.

@@ -61,6 +61,18 @@ pub fn mend(
     request: &Request,
     preference: Preference,
 ) -> Result<Mended> {
+    let (request, applied) = settled(config, weights, request, preference)?;
+    let fit = fit(config, weights, &request)?;
+    Ok(Mended { request, applied, fit })
+}
+
+/// The request with every mend that npuc can do, and these.
+pub(crate) fn settled(
+    config: &ModelConfig,
+    weights: Option<&BTreeMap<String, Tensor>>,
+    request: &Request,
+    preference: Preference,
+) -> Result<(Request, Vec<Applied>)> {
     let mut request = request.clone();
     let mut applied: Vec<Applied> = Vec::new();
     for _ in 0..MOST_ROUNDS {
@@ -74,8 +86,7 @@ pub fn mend(
         }
         applied.extend(new);
     }
-    let fit = fit(config, weights, &request)?;
-    Ok(Mended { request, applied, fit })
+    Ok((request, applied))
 }
 
 /// The mends of all misfits that the request does not have yet, one a misfit; the split of a head only once, in the form

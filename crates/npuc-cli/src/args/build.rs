@@ -3,12 +3,16 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use npuc::front::config::Stack;
 
 use super::{ChipArgs, RecipeArgs};
 
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub(crate) struct BuildArgs {
-    /// A Hugging Face folder or a .gguf file
+    /// Which of Whisper's models is built; a command of the user's builds both
+    #[arg(skip)]
+    pub(crate) stack: Option<Stack>,
+    /// A Hugging Face folder, a .gguf file, or a folder of Whisper in CTranslate2's form
     pub(crate) model: PathBuf,
     /// The chip to build for
     #[arg(long, default_value = "host")]

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::ms;
 use crate::args::{BuildArgs, threads};
 use crate::output::Output;
-use crate::recipe::Prepared;
+use crate::recipe::{Prepared, is_whisper, sound};
 
 /// What of a file ranges are taken from, at most.
 const RANGES_OF_FILE: Amount = Amount { samples: 32, tokens: 128 };
@@ -90,6 +90,7 @@ pub(super) fn calibration(args: &BuildArgs, checkpoint: &Checkpoint, prepared: O
         return Ok(corpus);
     }
     match &args.how.calibration {
+        path if is_whisper(checkpoint) => sound(checkpoint, path.as_deref(), threads(None)),
         Some(path) => Corpus::of_file(path, checkpoint, RANGES_OF_FILE),
         None => Corpus::of_model(checkpoint, RANGES_OF_MODEL, threads(None)),
     }
@@ -107,7 +108,7 @@ pub(super) fn calibrated(
     // The whole text, for which weights may have been rounded; ranges take as much of it as they need.
     let record = text.record();
     let text = text.first_tokens(RANGES_OF_FILE.samples * RANGES_OF_FILE.tokens);
-    let ranges = calibrate(checkpoint, request, parts, &text.sequences, threads(None))?;
+    let ranges = calibrate(checkpoint, request, parts, text.material(), threads(None))?;
     drop(spinner);
     Ok((ranges, Some(record)))
 }

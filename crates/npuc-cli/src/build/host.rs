@@ -13,6 +13,8 @@ use npuc::model::StepShape;
 use npuc::pass::Pass;
 use npuc::target::Target;
 use npuc::{Diagnostic, Error, Result};
+use npuc_run::calibrate::Material;
+use npuc_run::corpus::Corpus;
 use npuc_run::integer;
 use npuc_run::program::{self, default_shapes};
 use npuc_run::text::{BundleText, bundle_text};
@@ -119,6 +121,7 @@ fn quantised(args: &BuildArgs, recipe: &str, output: Output) -> Result<()> {
     });
     Error::check(faults.collect())?;
     let asked = QuantizeArgs {
+        stack: args.stack,
         model: args.model.clone(),
         recipe: recipe.to_owned(),
         how: args.how.clone(),
@@ -150,8 +153,9 @@ pub(crate) fn write_quantised(
         }
         Some(arithmetic) => {
             let spinner = output.spinner("taking ranges of activations");
-            let (sequences, threads) = (prepared.range_sequences(), prepared.threads());
-            let ranges = integer::ranges(checkpoint, arithmetic, &sequences, threads)?;
+            let corpus = prepared.range_corpus();
+            let material = corpus.as_ref().map_or(Material::Text(&[]), Corpus::material);
+            let ranges = integer::ranges(checkpoint, arithmetic, material, prepared.threads())?;
             drop(spinner);
             let program = integer::program(checkpoint, shapes, &ranges, arithmetic)?;
             program.steps.into_iter().flat_map(emitted).collect()

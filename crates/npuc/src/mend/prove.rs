@@ -69,7 +69,9 @@ pub fn prove(
         None => random_weights(config)?,
     };
     let before: Vec<Mend> = request.mends.iter().filter(|mend| !rewrites.contains(mend)).cloned().collect();
-    let mut form = Request { mends: before, shapes: proof_shapes(&request.shapes), ..request.clone() };
+    // An encoder has one shape.
+    let shapes = if config.reads_tokens() { proof_shapes(&request.shapes) } else { request.shapes.clone() };
+    let mut form = Request { mends: before, shapes, ..request.clone() };
     let mut last = outputs(config, &weights, &form)?;
     let mut proofs = Vec::with_capacity(rewrites.len());
     for mend in rewrites {

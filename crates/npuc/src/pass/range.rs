@@ -1,5 +1,5 @@
 //! Rewrites that keep intermediate values inside binary16, whose largest number is 65504: the same numbers by
-//! another way. They look for whole `rms_norm` and `silu` operations, so they run before any decomposition.
+//! another way. They look for whole norms and `silu` operations, so they run before any decomposition.
 
 use super::{NewOps, Patch, Source, describe};
 use crate::ir::{Def, Graph, Op, ValueId};
@@ -10,14 +10,26 @@ pub(crate) const SWIGLU_DIVISOR: f32 = 16.0;
 
 /// Every `rms_norm(x, gain)` over `y = x / m` with `m = max|x| + 1` along the row, so that no square exceeds 1.
 ///
-/// `x / sqrt(mean(x²) + eps)` is `y / sqrt(mean(y²) + eps / m²)`. The reciprocal of m is squared, never m.
+/// `x / sqrt(mean(x²) + eps)` is `y / sqrt(mean(y²) + eps / m²)`. The reciprocal of m is squared, never m. A `layer_norm` is that of
+/// what differs from the mean, and a bias.
 pub(super) fn rescale_rms_norm(graph: &Graph) -> Vec<Patch> {
     let patch = |id: ValueId| {
-        let Def::Op { op: Op::RmsNorm { eps }, args } = &graph.value(id).def else { return None };
-        let &[x, gain] = args.as_slice() else { return None };
+        let Def::Op { op, args } = &graph.value(id).def else { return None };
+        let args: Vec<Source> = args.iter().copied().map(Source::Old).collect();
         let axis = graph.value(id).ty.shape.len().checked_sub(1)?;
+        let mut ops = NewOps::default();
+        let result = match (op, &args[..]) {
+            (Op::RmsNorm { eps }, &[x, gain]) => rescaled(&mut ops, x, gain, axis, *eps),
+            (Op::LayerNorm { eps }, &[x, gain, bias]) => {
+                let mean = ops.op(Op::Mean { axis }, &[x]);
+                let centred = ops.op(Op::Sub {}, &[x, mean]);
+                let normed = rescaled(&mut ops, centred, gain, axis, *eps);
+                ops.op(Op::Add {}, &[normed, bias])
+            }
+            _ => return None,
+        };
         let reason = format!("{} squares numbers of at most 1", describe(graph, id));
-        Some(Patch::compute(id, reason, |ops| rescaled(ops, Source::Old(x), Source::Old(gain), axis, *eps)))
+        Some(Patch { reason, target: id, ops, result })
     };
     graph.ids().filter_map(patch).collect()
 }

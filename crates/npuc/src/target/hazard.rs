@@ -70,12 +70,12 @@ fn mask(graph: &Graph, op: &Op, args: &[ValueId], hidden_mask: i32) -> Option<Da
 }
 
 fn rms_square(graph: &Graph, op: &Op, args: &[ValueId]) -> Option<Danger> {
-    let whole = matches!(op, Op::RmsNorm { .. });
+    let whole = matches!(op, Op::RmsNorm { .. } | Op::LayerNorm { .. });
     let square = matches!(op, Op::Mul {}) && args.first() == args.get(1);
     // A row of one number is no row that is normalised.
     let bounded = args.first().is_some_and(|&x| graph.value(x).ty.shape.last() == Some(&1) || is_rescaled(graph, x));
     (whole || (square && !bounded)).then(|| Danger {
-        message: "the square of the RMS normalisation can leave fp16",
+        message: "the square of a normalisation can leave fp16",
         actual: "x * x overflows from |x| = 256 on".into(),
         remedies: vec![
             Remedy::new(Cost::Rewrite, "divide by the largest magnitude of the row before squaring")
