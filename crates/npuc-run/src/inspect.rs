@@ -131,6 +131,7 @@ fn from_checkpoint(path: &Path) -> Result<Model> {
         form: match checkpoint.source {
             Source::HuggingFace => "hugging-face",
             Source::Gguf => "gguf",
+            Source::CTranslate2 => "ctranslate2",
         },
         special: checkpoint.special,
         config: checkpoint.config,

@@ -8,9 +8,9 @@ use std::fs;
 use std::path::Path;
 
 use checkpoints::gguf_writer::Meta;
-use checkpoints::small::{HfFolder, safetensors_bytes, small_gguf};
+use checkpoints::small::{HfFolder, safetensors_bytes, small_ct2, small_gguf};
 use mutants::run;
-use npuc::front::{config_hf, gguf, non_finite, open, safetensors};
+use npuc::front::{config_hf, ct2, gguf, non_finite, open, safetensors};
 
 #[test]
 fn safetensors_headers() {
@@ -25,6 +25,18 @@ fn gguf_headers() {
     writer.set("tokenizer.ggml.scores", Meta::F32s(vec![0.5, 1.5]));
     writer.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
     run("gguf", &writer.bytes(), |bytes| gguf::parse(bytes).is_ok());
+}
+
+#[test]
+fn ct2_containers() {
+    run("ct2", &small_ct2().bytes(), |bytes| match ct2::parse(bytes) {
+        Ok(container) => {
+            assert!(container.tensors.iter().all(|tensor| bytes.get(tensor.range.clone()).is_some()));
+            assert!(container.aliases.iter().all(|(_, tensor)| *tensor < container.tensors.len()));
+            true
+        }
+        Err(_) => false,
+    });
 }
 
 #[test]
@@ -54,6 +66,11 @@ fn opened_checkpoints() {
     });
     let file = folder.path().join("m.gguf");
     run("open gguf", &small_gguf().bytes(), |bytes| {
+        fs::write(&file, bytes).expect("writable");
+        opened(&file)
+    });
+    let file = folder.path().join("model.bin");
+    run("open ct2", &small_ct2().bytes(), |bytes| {
         fs::write(&file, bytes).expect("writable");
         opened(&file)
     });

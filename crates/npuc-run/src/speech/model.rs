@@ -66,7 +66,10 @@ impl Whisper {
     /// Errors: programs of other models, or of two that do not fit each other.
     pub fn new(encoder: (&Program, Steps), decoder: (&Program, Steps)) -> Result<Whisper> {
         let config = match (&encoder.0.config, &decoder.0.config) {
-            (ModelConfig::Whisper(hears), ModelConfig::Whisper(writes)) if hears.of(writes.stack) == *writes => {
+            // A recipe may give the decoder a head of its own.
+            (ModelConfig::Whisper(hears), ModelConfig::Whisper(writes))
+                if (WhisperConfig { tied: writes.tied, ..hears.of(writes.stack) }) == *writes =>
+            {
                 writes.clone()
             }
             (ModelConfig::Whisper(_), ModelConfig::Whisper(_)) => {

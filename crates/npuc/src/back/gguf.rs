@@ -72,7 +72,7 @@ impl Layout {
         let file_type = metadata::file_type(plan);
         let (count, mut header) = match checkpoint.source {
             Source::Gguf => metadata::kept(&checkpoint.path, file_type)?,
-            Source::HuggingFace => metadata::of_model(checkpoint, config, vocab, file_type),
+            Source::HuggingFace | Source::CTranslate2 => metadata::of_model(checkpoint, config, vocab, file_type),
         };
         let mut tensors: Vec<Entry> = rope_factors(checkpoint, config)?.into_iter().collect();
         for planned in &plan.weights {
@@ -105,7 +105,7 @@ impl Layout {
     pub fn warnings(checkpoint: &Checkpoint) -> Vec<Diagnostic> {
         match checkpoint.source {
             Source::Gguf => Vec::new(),
-            Source::HuggingFace => metadata::lost_ids(checkpoint).into_iter().collect(),
+            Source::HuggingFace | Source::CTranslate2 => metadata::lost_ids(checkpoint).into_iter().collect(),
         }
     }
 
@@ -206,7 +206,7 @@ fn rope_factors(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Option<
             let stored = header.tensors.into_iter().find(|tensor| tensor.name == ROPE_FACTORS);
             stored.and_then(|stored| Tensor::in_file(stored.dtype, stored.shape, file, stored.range))
         }
-        Source::HuggingFace => {
+        Source::HuggingFace | Source::CTranslate2 => {
             config.rope().and_then(|rope| rope::factors(rope, config.head_dim())).and_then(|factors| {
                 let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
                 Tensor::in_memory(DType::F32, [factors.len()].into(), bytes.into())

@@ -337,6 +337,15 @@ impl ModelConfig {
         if faults.is_empty() && !self.heads().is_multiple_of(self.kv_heads()) {
             faults.push(fault("kv_heads", format!("a divisor of heads = {}", self.heads()), self.kv_heads()));
         }
+        if let ModelConfig::Whisper(config) = self
+            && faults.is_empty()
+        {
+            for (key, sizes) in [("encoder.heads", config.encoder), ("heads", config.decoder)] {
+                if !config.hidden.is_multiple_of(sizes.heads) {
+                    faults.push(fault(key, format!("a divisor of hidden = {}", config.hidden), sizes.heads));
+                }
+            }
+        }
         if let ModelConfig::Lfm2(config) = self
             && let Some(layer) = config.kinds.iter().position(|kind| *kind == LayerKind::Encoder)
         {

@@ -98,9 +98,12 @@ impl WhisperConfig {
         Self::FRAMES_PER_POSITION * self.source_positions
     }
 
-    /// Width of a head.
+    /// Width of a head; 0 without heads, which no checked configuration is.
     pub const fn head_dim(&self) -> usize {
-        self.hidden / self.sizes().heads
+        match self.hidden.checked_div(self.sizes().heads) {
+            Some(width) => width,
+            None => 0,
+        }
     }
 
     /// The configuration of one of the models, or of both.
@@ -131,7 +134,7 @@ pub(super) fn parse(object: &Map<String, Value>, fields: &mut Fields) -> ModelCo
     };
     refuse_variants(fields);
     quantized(object, fields);
-    check(&config, fields);
+    check(&config, ["encoder_attention_heads", "decoder_attention_heads", "d_model"], fields);
     ModelConfig::Whisper(config)
 }
 
@@ -149,14 +152,15 @@ fn refuse_variants(fields: &mut Fields) {
     }
 }
 
-/// Both stacks have heads of one width, because the encoder makes the decoder's keys.
-fn check(config: &WhisperConfig, fields: &mut Fields) {
-    for (stack, heads) in [(Stack::Encoder, "encoder_attention_heads"), (Stack::Decoder, "decoder_attention_heads")] {
+/// Both stacks have heads of one width, because the encoder makes the decoder's keys. The names are those that the file gives the
+/// heads of both and the width.
+pub(super) fn check(config: &WhisperConfig, [encoder, decoder, width]: [&str; 3], fields: &mut Fields) {
+    for (stack, heads) in [(Stack::Encoder, encoder), (Stack::Decoder, decoder)] {
         let of = config.of(stack);
         if fields.faults.is_empty() && !of.hidden.is_multiple_of(of.sizes().heads) {
             let fault = Diagnostic::error(Code::BadConfig, "the width does not divide into heads");
-            fields.fault(heads, fault.need(format!("a divisor of d_model = {}", of.hidden)).have(of.sizes().heads));
+            fields.fault(heads, fault.need(format!("a divisor of {width} = {}", of.hidden)).have(of.sizes().heads));
         }
-        cross_check(&ModelConfig::Whisper(of), [heads, heads, "d_model"], fields);
+        cross_check(&ModelConfig::Whisper(of), [heads, heads, width], fields);
     }
 }

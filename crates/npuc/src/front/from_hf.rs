@@ -22,6 +22,8 @@ use crate::tensor::{DType, SourceFile, Tensor};
 pub(super) const SINGLE: &str = "model.safetensors";
 /// The index of a model in several files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The tokenizer.
+pub(super) const TOKENIZER: &str = "tokenizer.json";
 
 /// Opens the folder, which holds `config.json`.
 pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
@@ -183,12 +185,12 @@ fn listed(stored: StoredTensor, file: &Arc<SourceFile>) -> Result<Listed> {
 }
 
 /// The tokenizer's files, and the special ids that they name. `None` if there is no `tokenizer.json`.
-fn tokenizer(
+pub(super) fn tokenizer(
     folder: &Path,
     special: &mut SpecialTokens,
     warnings: &mut Vec<Diagnostic>,
 ) -> Result<Option<TokenizerSource>> {
-    let json_file = folder.join("tokenizer.json");
+    let json_file = folder.join(TOKENIZER);
     let Some(tokenizer_json) = read(&json_file)? else {
         return Ok(None);
     };
@@ -225,7 +227,7 @@ fn malformed(file: &Path, e: &serde_json::Error) -> Diagnostic {
 }
 
 /// The ids of the tokens that were added to the vocabulary, by text.
-fn added_tokens(tokenizer_json: &[u8], file: &Path) -> Result<BTreeMap<String, u32>> {
+pub(super) fn added_tokens(tokenizer_json: &[u8], file: &Path) -> Result<BTreeMap<String, u32>> {
     #[derive(Deserialize)]
     struct Tokenizer {
         #[serde(default)]

@@ -8,8 +8,8 @@ mod reader;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
-use self::reader::Reader;
 use super::layout::{self, Packing, Span};
+use super::reader::Reader;
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::tensor::{DType, Shape, byte_len};
 

@@ -13,17 +13,22 @@ use crate::model::weight_specs;
 use crate::tensor::Tensor;
 
 pub mod config;
+mod config_ct2;
 mod config_gguf;
 pub mod config_hf;
 mod config_lfm2;
 mod config_whisper;
+pub mod ct2;
 mod fields;
 mod finite;
+mod from_ct2;
 mod from_gguf;
 mod from_hf;
 pub mod gguf;
 mod layout;
+mod names_ct2;
 mod open;
+mod reader;
 pub mod safetensors;
 mod vocab_gguf;
 pub(crate) mod weights;
@@ -39,6 +44,8 @@ pub enum Source {
     HuggingFace,
     /// One GGUF file.
     Gguf,
+    /// A folder with the container of CTranslate2.
+    CTranslate2,
 }
 
 /// An opened checkpoint.

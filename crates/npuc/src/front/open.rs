@@ -4,15 +4,17 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Checkpoint, from_gguf, from_hf, name_list};
+use super::{Checkpoint, from_ct2, from_gguf, from_hf, name_list};
 use crate::diag::{Code, Diagnostic, Error, Result};
 
 /// What can be opened, for messages.
-const ACCEPTED: &str = "a folder with config.json and safetensors, a .gguf file, or a folder with one .gguf file";
+const ACCEPTED: &str = "a folder with config.json and safetensors, a .gguf file, a folder with one .gguf file, or a folder with \
+     CTranslate2's model.bin";
 
 /// Opens the checkpoint at `path`: a Hugging Face folder, a file of such a folder (`config.json` or one of its
-/// safetensors files), a GGUF file, or a folder with exactly one GGUF file. No weights are read, but for two
-/// cases: the rotary factors of a GGUF file, and a head stored beside a tied one, which are compared.
+/// safetensors files), a GGUF file, a folder with exactly one GGUF file, a folder of CTranslate2's, or the `model.bin` of one.
+/// No weights are read, but for three cases: the rotary factors of a GGUF file, a head stored beside a tied one, which are
+/// compared, and biases of CTranslate2's that must be zeros.
 ///
 /// # Errors
 /// `UnknownFormat` for anything else, and whatever the reader of the form finds wrong.
@@ -29,6 +31,8 @@ fn open_folder(folder: &Path) -> Result<Checkpoint> {
     let weights = has(from_hf::SINGLE) || has(from_hf::INDEX);
     match ggufs.as_slice() {
         [gguf] if !weights => return open_file(&folder.join(gguf)),
+        // Its config.json is not Hugging Face's.
+        [] if !weights && has(from_ct2::MODEL) => return from_ct2::open(folder),
         _ if has("config.json") => return from_hf::open(folder),
         _ => {}
     }
@@ -61,6 +65,9 @@ fn open_file(path: &Path) -> Result<Checkpoint> {
     };
     let unknown =
         |message: &str| Error::from(Diagnostic::error(Code::UnknownFormat, message).file(path).need(ACCEPTED));
+    if name == from_ct2::MODEL {
+        return from_ct2::open(&folder);
+    }
     if name == "config.json" || name == from_hf::SINGLE || name == from_hf::INDEX {
         return open_folder(&folder);
     }

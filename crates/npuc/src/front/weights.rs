@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::config::{LlamaArchitecture, ModelConfig, WhisperConfig};
-use super::{Source, name_list};
+use super::{Source, name_list, names_ct2};
 use crate::diag::{Code, Diagnostic, Error, Result};
 use crate::model::llama::{EMBEDDING, HEAD};
 use crate::model::{Role, WeightSpec, weight_specs};
@@ -51,6 +51,8 @@ pub(super) fn settle(config: ModelConfig, source: Source, listed: Vec<Listed>) -
     let mut warnings = Vec::new();
     let tied = match source {
         Source::Gguf => !by_name.contains_key(HEAD),
+        // Its names have settled it: a tied head is another name of the embedding table.
+        Source::CTranslate2 => config.tied(),
         Source::HuggingFace => match settle_head(&config, &mut by_name) {
             Ok((tied, warning)) => {
                 warnings.extend(warning);
@@ -192,15 +194,15 @@ fn check(spec: &WeightSpec, source: Source, listed: Option<Listed>) -> Result<Te
     Ok(if shape == spec.shape { tensor } else { tensor.with_shape(spec.shape.clone()) })
 }
 
-/// The shape that the form of file gives a weight: Hugging Face's filters have an axis more, of one channel a group, and so have
+/// The shape that the form of file gives a weight: outside GGUF filters have an axis more, of one channel a group, and so have
 /// convolutions that npuc has as matrices.
 pub(crate) fn stored_shape(source: Source, spec: &WeightSpec) -> Shape {
     match (source, spec.role, &*spec.shape) {
-        (Source::HuggingFace, Role::Filter, &[channels, taps]) => [channels, 1, taps].into(),
-        (Source::HuggingFace, Role::Stem, &[channels, columns]) => {
+        (Source::HuggingFace | Source::CTranslate2, Role::Filter, &[channels, taps]) => [channels, 1, taps].into(),
+        (Source::HuggingFace | Source::CTranslate2, Role::Stem, &[channels, columns]) => {
             [channels, columns / WhisperConfig::TAPS, WhisperConfig::TAPS].into()
         }
-        (Source::HuggingFace | Source::Gguf, _, _) => spec.shape.clone(),
+        (Source::HuggingFace | Source::CTranslate2 | Source::Gguf, _, _) => spec.shape.clone(),
     }
 }
 
@@ -304,6 +306,7 @@ impl Names {
 fn canonical(config: &ModelConfig, source: Source, stored: &str) -> Option<String> {
     match source {
         Source::HuggingFace => Some(canonical_of_hf(config, stored)),
+        Source::CTranslate2 => names_ct2::canonical(stored, config.hidden()),
         Source::Gguf => {
             let (prefix, rest, table) = names(config).split_layer(stored, "blk.");
             let (module, kind) = rest.rsplit_once('.')?;
@@ -320,6 +323,7 @@ fn canonical(config: &ModelConfig, source: Source, stored: &str) -> Option<Strin
 pub(crate) fn stored_name(config: &ModelConfig, source: Source, canonical: &str) -> String {
     match source {
         Source::HuggingFace => hf_name(config, canonical),
+        Source::CTranslate2 => names_ct2::stored(canonical, config.hidden()),
         Source::Gguf => {
             let (prefix, rest, table) = names(config).split_layer(canonical, "layers.");
             let (module, kind) = rest.rsplit_once('.').unwrap_or((rest, "weight"));

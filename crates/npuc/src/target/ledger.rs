@@ -68,7 +68,7 @@ impl ChunkMemory {
 pub fn measure(graphs: &[Graph], chip: &Chip, precision: &Precision) -> ChunkMemory {
     let (element, port_element) = (precision.activation_bytes(), chip.port_bytes(precision));
     let port = |shape: &[usize]| shape.iter().fold(port_element, |bytes, &extent| bytes.saturating_mul(extent as u64));
-    let is_past = |name: &str| matches!(name.parse(), Ok(Port::Past(..)));
+    let is_past = |name: &str| matches!(name.parse(), Ok(Port::Past(..) | Port::Heard(..)));
     let largest = |of: &dyn Fn(&Graph) -> u64| graphs.iter().map(of).max().unwrap_or(0);
     let state = |graph: &Graph| {
         let past = graph.values.iter().filter(|value| value.def == Def::Input && is_past(&value.name));

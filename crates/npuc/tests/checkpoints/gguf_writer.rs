@@ -180,7 +180,7 @@ pub fn gguf_form(
     for (name, id) in ids.into_iter().filter_map(|(name, id)| Some((name, id?))) {
         writer.set(&format!("tokenizer.ggml.{name}_token_id"), Meta::U32(id));
     }
-    if let RopeScaling::Llama3 { .. } = config.rope().unwrap().scaling {
+    if let RopeScaling::Llama3 { .. } = config.rope().expect("a rotary embedding").scaling {
         let factors = llama3_factors(config);
         let data = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
         writer.tensor("rope_freqs.weight", 0, &[factors.len()], data);
@@ -229,10 +229,11 @@ pub fn describe(writer: &mut GgufWriter, config: &ModelConfig) {
             writer.set(&format!("{arch}.attention.head_count_kv"), Meta::I32s(counts));
             writer.set(&format!("{arch}.shortconv.l_cache"), Meta::U32(config.window as u32));
         }
+        ModelConfig::Whisper(_) => panic!("GGUF has no form of Whisper"),
     }
-    writer.set(&format!("{arch}.rope.freq_base"), Meta::F32(config.rope().unwrap().theta));
+    writer.set(&format!("{arch}.rope.freq_base"), Meta::F32(config.rope().expect("a rotary embedding").theta));
     writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), Meta::F32(config.rms_eps()));
-    if let RopeScaling::Linear { factor } = config.rope().unwrap().scaling {
+    if let RopeScaling::Linear { factor } = config.rope().expect("a rotary embedding").scaling {
         writer.set(&format!("{arch}.rope.scaling.type"), "linear");
         writer.set(&format!("{arch}.rope.scaling.factor"), Meta::F32(factor));
     }
@@ -247,6 +248,7 @@ fn architecture(config: &ModelConfig) -> &'static str {
             LlamaArchitecture::Qwen3 => "qwen3",
         },
         ModelConfig::Lfm2(_) => "lfm2",
+        ModelConfig::Whisper(_) => panic!("GGUF has no form of Whisper"),
     }
 }
 
@@ -266,14 +268,15 @@ pub fn interleave(data: &[u8], heads: usize, rows: usize) -> Vec<u8> {
 /// Llama 3's rotary factors as the converter stores them (formula: `rope_type` llama3 of transformers).
 fn llama3_factors(config: &ModelConfig) -> Vec<f32> {
     let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } =
-        config.rope().unwrap().scaling
+        config.rope().expect("a rotary embedding").scaling
     else {
         return Vec::new();
     };
     let original = original_max_positions as f32;
     (0..config.head_dim() / 2)
         .map(|i| {
-            let frequency = config.rope().unwrap().theta.powf(-((2 * i) as f32) / config.head_dim() as f32);
+            let frequency =
+                config.rope().expect("a rotary embedding").theta.powf(-((2 * i) as f32) / config.head_dim() as f32);
             let wave = 2.0 * std::f32::consts::PI / frequency;
             if wave < original / high_freq_factor {
                 1.0

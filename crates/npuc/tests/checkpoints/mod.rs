@@ -3,6 +3,7 @@
 // Every test binary includes this module and uses its own part of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod ct2_writer;
 pub mod fixture;
 pub mod gguf_writer;
 pub mod small;

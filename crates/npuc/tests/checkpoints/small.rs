@@ -8,6 +8,7 @@ use safetensors::{Dtype, serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::ct2_writer::{Ct2Writer, F32, I8, I16};
 use super::gguf_writer::{GgufWriter, Meta};
 
 /// A tensor of a small checkpoint.
@@ -142,6 +143,57 @@ pub fn small_gguf() -> GgufWriter {
     for (name, weight) in names.iter().zip(&HfFolder::default().weights) {
         writer.tensor(&format!("{name}.weight"), 0, &weight.dims, weight.data.clone());
     }
+    writer
+}
+
+/// A small Whisper model in CTranslate2's container: hidden 8, 2 heads, ffn 12, 1 layer each, 3 bands, 4 and 5 positions,
+/// vocabulary 16. Biases of keys are zeros.
+pub fn small_ct2() -> Ct2Writer {
+    let mut writer = Ct2Writer::default();
+    for (name, value) in [("activation", 3), ("pre_norm", 1), ("scale_embeddings", 0)] {
+        writer.add(&format!("decoder/{name}"), I8, &[], vec![value]);
+    }
+    let weight = |writer: &mut Ct2Writer, name: &str, dims: &[usize]| {
+        writer.add(name, F32, dims, Weight::new(name, dims).data);
+    };
+    let norm = |writer: &mut Ct2Writer, name: &str| {
+        weight(writer, &format!("{name}/gamma"), &[8]);
+        weight(writer, &format!("{name}/beta"), &[8]);
+    };
+    weight(&mut writer, "decoder/embeddings/weight", &[16, 8]);
+    for (side, positions) in [("decoder", 5), ("encoder", 4)] {
+        writer.add(&format!("{side}/num_heads"), I16, &[], vec![2, 0]);
+        weight(&mut writer, &format!("{side}/position_encodings/encodings"), &[positions, 8]);
+        norm(&mut writer, &format!("{side}/layer_norm"));
+        let attention = [("self_attention", 2), ("attention", 3)];
+        for (module, linears) in &attention[..1 + usize::from(side == "decoder")] {
+            norm(&mut writer, &format!("{side}/layer_0/{module}/layer_norm"));
+            for linear in 0..*linears {
+                let name = format!("{side}/layer_0/{module}/linear_{linear}");
+                // Queries, keys and values are in one, or keys and values.
+                let (parts, keys) = match (*module, linear) {
+                    ("self_attention", 0) => (3, Some(1)),
+                    ("attention", 1) => (2, Some(0)),
+                    _ => (1, None),
+                };
+                weight(&mut writer, &format!("{name}/weight"), &[8 * parts, 8]);
+                weight(&mut writer, &format!("{name}/bias"), &[8 * parts]);
+                if let Some(keys) = keys {
+                    writer.find(&format!("{name}/bias")).data[32 * keys..32 * (keys + 1)].fill(0);
+                }
+            }
+        }
+        norm(&mut writer, &format!("{side}/layer_0/ffn/layer_norm"));
+        for (linear, dims) in [("linear_0", [12, 8]), ("linear_1", [8, 12])] {
+            weight(&mut writer, &format!("{side}/layer_0/ffn/{linear}/weight"), &dims);
+            weight(&mut writer, &format!("{side}/layer_0/ffn/{linear}/bias"), &dims[..1]);
+        }
+    }
+    for (conv, inputs) in [("conv1", 3), ("conv2", 8)] {
+        weight(&mut writer, &format!("encoder/{conv}/weight"), &[8, inputs, 3]);
+        weight(&mut writer, &format!("encoder/{conv}/bias"), &[8]);
+    }
+    writer.aliases.push(("decoder/projection/weight".into(), "decoder/embeddings/weight".into()));
     writer
 }
 

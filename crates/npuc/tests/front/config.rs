@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use npuc::front::config::{LlamaArchitecture, LlamaConfig, RopeScaling};
+use npuc::front::config::{LlamaArchitecture, LlamaConfig, RopeScaling, Stack, StackSizes, WhisperConfig};
 use npuc::front::{ModelConfig, config_hf};
 use serde_json::{Value, json};
 
@@ -179,10 +179,10 @@ fn unsupported_architectures() {
             "Lfm2MoeForCausalLM (model_type lfm2_moe)",
         ),
         (
-            json!({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}),
+            json!({"architectures": ["WhisperForAudioClassification"], "model_type": "whisper"}),
             "the architecture is",
             "architectures",
-            "WhisperForConditionalGeneration (model_type whisper)",
+            "WhisperForAudioClassification (model_type whisper)",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -221,7 +221,7 @@ fn unsupported_architectures() {
             &format!(
                 "error[unsupported-architecture]: {what} not supported
   --> config.json: {subject}
-  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or Lfm2ForCausalLM
+  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Lfm2ForCausalLM or WhisperForConditionalGeneration
   = have: {have}"
             ),
         );
@@ -238,7 +238,7 @@ error[bad-config]: architectures and model_type name different models
         "
 error[bad-config]: the file does not say which architecture the model has
   --> config.json: architectures
-  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or Lfm2ForCausalLM",
+  = need: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Lfm2ForCausalLM or WhisperForConditionalGeneration",
     );
 }
 
@@ -452,4 +452,31 @@ error[bad-config]: a key that the model needs is absent
             format!("error[bad-config]: the file is not a JSON object: {expected}\n  --> config.json")
         );
     }
+}
+
+/// A configuration that came through no front end, such as a bundle's, is refused and makes nothing divide by zero.
+#[test]
+fn whispers_heads_divide_its_width() {
+    let sizes = |heads| StackSizes { layers: 1, heads, ffn: 12 };
+    let of = |encoder, decoder| WhisperConfig {
+        stack: Stack::Both,
+        mels: 3,
+        hidden: 8,
+        encoder: sizes(encoder),
+        decoder: sizes(decoder),
+        source_positions: 4,
+        target_positions: 5,
+        vocab: 16,
+        tied: true,
+    };
+    let check = |config: WhisperConfig, expected: &str| {
+        let told = ModelConfig::Whisper(config).check().map_or_else(|e| e.to_string(), |()| String::new());
+        assert_eq!(told.lines().filter(|line| line.contains("-->")).collect::<String>(), expected);
+    };
+    check(of(2, 2), "");
+    check(of(0, 2), "  --> encoder.heads");
+    check(of(2, 0), "  --> heads  --> kv_heads  --> head_dim");
+    check(of(3, 2), "  --> encoder.heads");
+    check(of(2, 3), "  --> heads");
+    check(of(0, 2).of(Stack::Encoder), "  --> heads  --> kv_heads  --> head_dim  --> encoder.heads");
 }

@@ -32,7 +32,7 @@ fn good(keys: Value) -> Lfm2Config {
     let parsed = config_hf::parse(config_json(keys.clone()).to_string().as_bytes(), Path::new("config.json"));
     match parsed.unwrap_or_else(|e| panic!("{keys} must be read, but:\n{e}")).model {
         ModelConfig::Lfm2(config) => config,
-        other @ ModelConfig::Llama(_) => panic!("{keys} is {other:?}"),
+        other @ (ModelConfig::Llama(_) | ModelConfig::Whisper(_)) => panic!("{keys} is {other:?}"),
     }
 }
 

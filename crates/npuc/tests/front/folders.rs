@@ -7,7 +7,8 @@ use npuc::front::Source;
 use super::checkpoints::small::{HfFolder, small_gguf, write_beside, write_file};
 use super::checkpoints::{open_bad, open_good};
 
-const ACCEPTED: &str = "a folder with config.json and safetensors, a .gguf file, or a folder with one .gguf file";
+const ACCEPTED: &str = "a folder with config.json and safetensors, a .gguf file, a folder with one .gguf file, or a folder with \
+    CTranslate2's model.bin";
 
 #[test]
 fn a_file_of_a_folder_stands_for_the_folder() {

@@ -8,6 +8,7 @@ mod checkpoints;
 mod config;
 mod config_gguf;
 mod config_lfm2;
+mod ct2;
 mod folders;
 mod gguf;
 mod good;

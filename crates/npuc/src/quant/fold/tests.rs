@@ -64,7 +64,13 @@ fn logits(config: &ModelConfig, tensors: &BTreeMap<String, Tensor>) -> Vec<f32> 
                 (0..len).map(|i| if visible(i) { 0.0 } else { -1e9 }).collect()
             }
             Port::Past(..) => vec![0.0; len],
-            port @ (Port::WriteMask | Port::History | Port::Hidden | Port::Logits | Port::LogitsPart(_)) => {
+            port @ (Port::Mel
+            | Port::Heard(..)
+            | Port::WriteMask
+            | Port::History
+            | Port::Hidden
+            | Port::Logits
+            | Port::LogitsPart(_)) => {
                 panic!("{port} enters a step")
             }
             port @ (Port::New(..) | Port::Next(..) | Port::Cross(_)) => panic!("{port} enters a step"),
