@@ -217,6 +217,11 @@ impl Session {
         self.listens = true;
     }
 
+    /// The elements of each port of what the model listens to, in port order.
+    pub(crate) fn heard_elements(&self) -> impl Iterator<Item = usize> + use<> {
+        self.heard.iter().map(Vec::len).collect::<Vec<_>>().into_iter()
+    }
+
     /// Goes back to where the conversation and `prompt` part, and gives how many tokens of the prompt are
     /// there already: at most all but the last, whose scores have to be computed. Rows of a shifted cache and what
     /// convolutions keep cannot be taken back, so such a session starts anew.

@@ -4,12 +4,13 @@
 
 use npuc::front::ModelConfig;
 use npuc::front::config::WhisperConfig;
+use npuc::model::Port;
 use npuc::{Code, Diagnostic, Result};
 
 use super::Recogniser;
 use crate::program::Program;
-use crate::session::Session;
 use crate::session::steps::{Step, Steps};
+use crate::session::{Recorded, Session};
 
 /// An encoder on a device.
 pub struct Encoder {
@@ -41,6 +42,21 @@ impl Encoder {
         port.copy_from_slice(mel);
         self.step.device.run(&[&self.step.inputs])?;
         Ok(self.step.results.iter().map(|&port| self.step.device.output(port)))
+    }
+
+    /// The elements of a spectrogram.
+    pub(crate) fn mel_elements(&self) -> usize {
+        self.step.inputs[0].len()
+    }
+
+    /// Encodes a spectrogram and gives what entered and left the ports, by name: for tests of other runners.
+    ///
+    /// Errors: as [`Encoder::encode`].
+    pub(crate) fn recorded(&mut self, mel: &[f32]) -> Result<Recorded> {
+        let left: Vec<Vec<f32>> = self.encode(mel)?.map(<[f32]>::to_vec).collect();
+        let outputs = self.step.device.outputs();
+        let names = self.step.results.iter().map(|&port| outputs[port].0.clone());
+        Ok(Recorded { inputs: vec![(Port::Mel.to_string(), mel.to_vec())], outputs: names.zip(left).collect() })
     }
 }
 
