@@ -13,7 +13,7 @@ pub(crate) fn litert() -> Result<()> {
     let model = smollm2()?;
     let mut test = Command::new("cargo");
     test.args(["test", "--release", "--package", "npuc-run", "--test", "litert", "--test", "litert_integer"]);
-    test.args(["--test", "litert_integer_models", "--", "--nocapture"]);
+    test.args(["--test", "litert_integer_models", "--test", "litert_whisper", "--", "--nocapture"]);
     test.env("NPUC_LITERT", "1").env("NPUC_REAL_MODEL", model).current_dir(root());
     step("TFLite against the host", || run(&mut test))
 }

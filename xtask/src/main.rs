@@ -16,6 +16,7 @@ mod modules;
 mod peer;
 mod qnn;
 mod real;
+mod speech;
 mod tidy;
 
 type Result<T> = std::result::Result<T, String>;
@@ -49,6 +50,9 @@ enum Task {
     TorqFull,
     /// Measure the real model over the workload of the repository, audit it, and write docs/example-report.html (release build; a few minutes)
     Bench,
+    /// Whisper in every format on spoken sentences: the tables of docs/fidelity.md (release build; a few minutes; fetches models and
+    /// espeak-ng)
+    Speech,
     /// Write the workload of the repository anew
     Workload,
     /// Pictures of docs/example-report.html by Chromium, wide and as a phone, light and dark
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
         Task::QnnFull => qnn::qnn_full(),
         Task::TorqFull => modules::torq_full(),
         Task::Bench => bench::bench(),
+        Task::Speech => speech::speech(),
         Task::Workload => bench::write_workload(),
         Task::Screenshots => bench::screenshots(),
         Task::Tidy => tidy::tidy(&root()),

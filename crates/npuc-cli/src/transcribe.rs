@@ -6,6 +6,8 @@ use npuc::{Code, Diagnostic, Result};
 use npuc_audio::mel::Extractor;
 use npuc_audio::resample::to_16k;
 use npuc_audio::wav;
+use npuc_run::corpus::read_text;
+use npuc_run::fidelity::{word_errors, words};
 use npuc_run::memory::peak_rss_bytes;
 use npuc_run::speech::{Format, Language, Options, SpeechTokens, Transcript, rendered, transcribe};
 use serde::Serialize;
@@ -22,16 +24,28 @@ struct Report {
     audio_s: f64,
     /// The time the work took by the length of the audio; absent where there is none.
     real_time_factor: Option<f64>,
+    /// How many words are written wrongly, where it is known what is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    words: Option<WordErrors>,
     /// Where the figures come from.
     measured_on: &'static str,
     threads: usize,
     peak_rss_bytes: Option<u64>,
 }
 
+/// How close the text is to what is said.
+#[derive(Serialize)]
+struct WordErrors {
+    said: usize,
+    /// Words inserted, dropped or exchanged.
+    errors: usize,
+}
+
 /// Runs the command.
 pub(crate) fn command(args: &TranscribeArgs, output: Output) -> Result<()> {
     let format = format(args)?;
     let options = options(args)?;
+    let expected = args.expected.as_deref().map(read_text).transpose()?.map(|text| words(&text));
     let speech = to_16k(wav::read(&args.audio)?);
     let spinner = output.spinner("opening the model");
     let mut model = session::open_speech(&args.model, &args.device)?;
@@ -53,6 +67,8 @@ pub(crate) fn command(args: &TranscribeArgs, output: Output) -> Result<()> {
     let audio_s = speech.duration_s();
     let report = Report {
         real_time_factor: (audio_s > 0.0).then(|| transcript.timing.total_ms / 1e3 / audio_s),
+        words: expected
+            .map(|said| WordErrors { said: said.len(), errors: word_errors(&said, &words(&transcript.text)) }),
         transcript,
         audio_s,
         measured_on: args.device.on.name(),
@@ -108,17 +124,19 @@ fn options(args: &TranscribeArgs) -> Result<Options> {
 }
 
 fn figures(report: &Report) -> String {
-    let Report { transcript, audio_s, real_time_factor, measured_on, threads, peak_rss_bytes } = report;
+    let Report { transcript, audio_s, real_time_factor, words, measured_on, threads, peak_rss_bytes } = report;
     let timing = &transcript.timing;
     let language = match (transcript.language, transcript.language_probability) {
         (Some(language), Some(probability)) => format!("{} ({:.0} %), ", language.name(), probability * 100.0),
         (Some(_) | None, _) => String::new(),
     };
     let factor = real_time_factor.map_or(String::new(), |factor| format!(", {factor:.2} of its length"));
+    let wrong =
+        words.as_ref().map_or(String::new(), |WordErrors { said, errors }| format!(", {errors} of {said} words wrong"));
     let memory = peak_rss_bytes.map_or(String::new(), |peak| format!(", peak memory {}", bytes(peak)));
     format!(
         "[{measured_on}, {threads} threads: {language}{audio_s:.1} s of sound in {:.1} s{factor}: {} in {:.0} ms, {} in \
-         {:.0} ms{memory}]",
+         {:.0} ms{memory}{wrong}]",
         timing.total_ms / 1e3,
         count(timing.windows, "window"),
         timing.encode_ms,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use npuc::back::tflite::Storage;
 use npuc::exec::Executor;
-use npuc::ir::{Graph, GraphBuilder, Op, ValueId};
+use npuc::ir::{Def, Graph, GraphBuilder, Op, ValueId};
 use npuc::quant::{self, INT16_MAX, Recorder, WeightFormat};
 use npuc::tensor::{DType, Shape, Tensor};
 use npuc_run::device::litert::LiteRt;
@@ -77,6 +77,16 @@ const fn projection(
 const A: (&[usize], f32, f32) = (&[3, 2, 8], 5.0, 0.0);
 const B: (&[usize], f32, f32) = (&[2, 8], 0.3, 0.0);
 
+/// A table of positions beside a computed value. It has one scale, and is rounded to int16 before the sum is.
+fn tables() -> Vec<Case> {
+    let table = |name, weights| Case {
+        weights,
+        build: |g: &mut GraphBuilder, x: &[ValueId], w: &[ValueId]| one(Op::Add {})(g, &[x, w].concat()),
+        ..case(name, &[(&[6, 8], 5.0, 0.0)], |_, x, _| x[0], TWICE)
+    };
+    vec![table("a table", &[(&[6, 8], 0.7)]), table("a table of smaller numbers", &[(&[6, 8], 0.01)])]
+}
+
 fn arithmetic() -> Vec<Case> {
     vec![
         case("add", &[A, (&[3, 2, 8], 0.7, 0.0)], |g, x, _| one(Op::Add {})(g, x), ONCE),
@@ -98,6 +108,10 @@ fn arithmetic() -> Vec<Case> {
         // A table of straight pieces, whose ends are rounded.
         case("sigmoid", &[(&[4, 64], 8.0, 0.0)], |g, x, _| one(Op::Sigmoid {})(g, x), 1.0),
         case("sigmoid, wide", &[(&[4, 64], 60.0, 0.0)], |g, x, _| one(Op::Sigmoid {})(g, x), 1.0),
+        // A table of straight pieces, as wide as the operand's range, which bend where the function does.
+        case("gelu", &[(&[4, 64], 3.0, 0.0)], |g, x, _| one(Op::Gelu {})(g, x), 1.5),
+        case("gelu, wide", &[(&[4, 64], 40.0, 0.0)], |g, x, _| one(Op::Gelu {})(g, x), 1.5),
+        case("abs", &[A], |g, x, _| one(Op::Abs {})(g, x), ONCE),
         // In f32 between a DEQUANTIZE and a QUANTIZE.
         case("exp", &[(&[4, 64], 2.0, -2.0)], |g, x, _| one(Op::Exp {})(g, x), ONCE),
         case("rsqrt", &[(&[4, 64], 50.0, 50.01)], |g, x, _| one(Op::Rsqrt {})(g, x), ONCE),
@@ -176,14 +190,29 @@ fn norm_by_largest(g: &mut GraphBuilder, x: ValueId) -> ValueId {
     g.op(at, Op::Mul {}, &[y, factor])
 }
 
+/// Layer normalisation in plain operations, with a gain and a bias of 1.
+fn layer_norm(g: &mut GraphBuilder, x: ValueId) -> ValueId {
+    let at = "norm";
+    let mean = g.op(at, Op::Mean { axis: 1 }, &[x]);
+    let centred = g.op(at, Op::Sub {}, &[x, mean]);
+    let squares = g.op(at, Op::Mul {}, &[centred, centred]);
+    let mean = g.op(at, Op::Mean { axis: 1 }, &[squares]);
+    let mean = g.op(at, Op::Affine { scale: 1.0, offset: 1e-5 }, &[mean]);
+    let factor = g.op(at, Op::Rsqrt {}, &[mean]);
+    let normed = g.op(at, Op::Mul {}, &[centred, factor]);
+    g.op(at, Op::Affine { scale: 1.0, offset: 1.0 }, &[normed])
+}
+
 /// Rows of every size beside each other, as the tokens of a model have them, and one number that is far larger: what
 /// in int16 would be off by thousands of steps is off by half a one, since a norm is computed in f32.
 #[test]
 fn norms_of_rows_of_every_size() {
     let Some(mut litert) = litert() else { return };
-    for (name, build) in
-        [("plain", norm as fn(&mut GraphBuilder, ValueId) -> ValueId), ("by the largest", norm_by_largest)]
-    {
+    for (name, build) in [
+        ("plain", norm as fn(&mut GraphBuilder, ValueId) -> ValueId),
+        ("by the largest", norm_by_largest),
+        ("less the mean", layer_norm),
+    ] {
         let mut g = GraphBuilder::new("g");
         let x = g.input("x", [5, 64]);
         let y = build(&mut g, x);
@@ -291,7 +320,7 @@ fn compare(litert: &mut LiteRt, graph: &Graph, given: &[Vec<f32>]) -> (f32, f32)
 fn every_operation_in_int16() {
     let Some(mut litert) = litert() else { return };
     let mut faults = Vec::new();
-    for Case { name, inputs, weights, build, format, steps } in [arithmetic(), moves(), products()].concat() {
+    for Case { name, inputs, weights, build, format, steps } in [arithmetic(), tables(), moves(), products()].concat() {
         let mut g = GraphBuilder::new("g");
         let mut given: Vec<Vec<f32>> = Vec::new();
         let mut ports = Vec::new();
@@ -302,19 +331,22 @@ fn every_operation_in_int16() {
             on_steps(&mut values);
             given.push(values);
         }
-        let (mut stored, mut held, mut ids) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let (mut stored, mut ids) = (BTreeMap::new(), Vec::new());
         for (i, (shape, factor)) in weights.iter().enumerate() {
             let key = format!("w{i}");
             let values: Vec<f32> = numbers(shape.iter().product(), 77 + i as u64).iter().map(|x| x * factor).collect();
-            let weight = tensor(Shape::from(*shape), &values);
-            let matrix = shape.len() == 2;
-            held.insert(key.clone(), if matrix { rounded(&key, &weight, format) } else { weight.clone() });
-            stored.insert(key.clone(), weight);
+            stored.insert(key.clone(), tensor(Shape::from(*shape), &values));
             ids.push(g.weight(key, DType::F32, *shape));
         }
         let result = build(&mut g, &ports, &ids);
         g.output("y", result);
         let graph = g.finish();
+        let projects = graph.values.iter().any(|value| matches!(&value.def, Def::Op { op, .. } if op.is_projection()));
+        let held = stored.iter().map(|(key, weight): (&String, &Tensor)| {
+            let matrix = projects && weight.shape.len() == 2;
+            (key.clone(), if matrix { rounded(key, weight, format) } else { weight.clone() })
+        });
+        let held = held.collect();
         let (off, scale) = compare_over(&mut litert, &graph, &given, &stored, &held, format);
         eprintln!("{name}: off by {off:.3} steps of {scale:e}");
         // The comparison itself is in f32.

@@ -63,7 +63,7 @@ impl FromStr for Threshold {
 #[derive(Args)]
 #[command(after_help = TRANSCRIBE)]
 pub(crate) struct TranscribeArgs {
-    /// A bundle, a Hugging Face folder or a .gguf file of a Whisper model
+    /// A Whisper model: a bundle, a Hugging Face folder, or a folder in CTranslate2's form
     pub(crate) model: PathBuf,
     /// A WAV file
     #[arg(value_name = "FILE.wav")]
@@ -98,6 +98,9 @@ pub(crate) struct TranscribeArgs {
     /// Do not give the model the text before with the next 30 s
     #[arg(long)]
     pub(crate) no_condition: bool,
+    /// A text file with what is said, in UTF-8: tell how many words are written wrongly
+    #[arg(long, value_name = "FILE")]
+    pub(crate) expected: Option<PathBuf>,
     /// Write the transcript into this file instead of printing it
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

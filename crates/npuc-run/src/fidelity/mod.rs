@@ -14,6 +14,7 @@ mod text;
 mod trace;
 mod values;
 mod windows;
+mod words;
 
 pub use board::{BoardFigures, compare_board, write_golden};
 pub use emulated::emulated;
@@ -27,3 +28,4 @@ pub(crate) use text::kl;
 pub use text::{CosineBin, Kl, Perplexity, TextFigures, compare_text, perplexity};
 pub use trace::{Difference, Distance, Tracer, Unpaired, Where};
 pub use windows::{DEFAULT_CONTEXT, Windows, check_context};
+pub use words::{word_errors, words};

@@ -40,7 +40,7 @@ fn other_text_is_refused() {
             "op=gather=cpu",
             "op=gather=npu",
         ),
-        ("op=gelu=cpu", "`op=gelu=cpu` is no placement rule: it names no operation", "rms_norm, linear, ", "gelu"),
+        ("op=tanh=cpu", "`op=tanh=cpu` is no placement rule: it names no operation", "rms_norm, layer_norm, ", "tanh"),
         ("name==cpu", "`name==cpu` is no placement rule: its pattern is empty", "a path", "name==cpu"),
         ("layers=4..4=cpu", "`layers=4..4=cpu` is no placement rule: it names no layers", "N or N..M", "4..4"),
         ("layers=1..=cpu", "`layers=1..=cpu` is no placement rule: it names no layers", "N or N..M", "1.."),

@@ -79,7 +79,7 @@ fn malformed_tables_say_where() {
     check(&[
         (
             at("linear = \"FC\"", "lineal = \"FC\""),
-            "line 13, column 11: unknown operation `lineal`; known are rms_norm, linear",
+            "line 13, column 11: unknown operation `lineal`; known are rms_norm, layer_norm, linear",
         ),
         (
             at("activations = [\"int16\"]\n", "activation = [\"int16\"]\n"),

@@ -1,0 +1,178 @@
+//! Speech that espeak-ng makes, through real Whisper models on this machine: what is written down is what the reference
+//! writes. Models and espeak-ng are fetched on first use.
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use npuc_fetch::espeak::speak;
+use npuc_fetch::models;
+use npuc_run::fidelity::{word_errors, words};
+use serde_json::Value;
+
+fn npuc(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_npuc")).args(args).output().unwrap()
+}
+
+fn good(args: &[&str]) -> String {
+    let output = npuc(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+fn tiny_en() -> PathBuf {
+    models::whisper_tiny_en(&mut say).unwrap_or_else(|e| panic!("these tests need Whisper tiny.en: {e}"))
+}
+
+fn base() -> PathBuf {
+    models::whisper_base(&mut say).unwrap_or_else(|e| panic!("these tests need Whisper base: {e}"))
+}
+
+fn spoken(text: &str, words_per_minute: u32, folder: &Path) -> String {
+    let path = folder.join("speech.wav");
+    speak(text, "en", words_per_minute, &path, &mut say).unwrap_or_else(|e| panic!("these tests need espeak-ng: {e}"));
+    path.to_str().unwrap().to_owned()
+}
+
+const SENTENCE: &str =
+    "And so my fellow Americans ask not what your country can do for you, ask what you can do for your country";
+
+/// Text and times are those that faster-whisper 1.2.1 gives for the same file and weights, in float32 with a beam of 1:
+/// its segments are below. The sentence is said at espeak-ng's own speed.
+#[test]
+fn a_sentence_is_written_as_the_reference_writes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let wav = spoken(SENTENCE, 175, folder.path());
+    for (model, segments) in [
+        (
+            tiny_en(),
+            &[
+                (0.0, 3.56, " And so my fellow Americans ask not what your country can do for you."),
+                (3.56, 5.4, " Ask what you can do for your country."),
+            ][..],
+        ),
+        (
+            base(),
+            &[(
+                0.0,
+                5.44,
+                " And so my fellow Americans ask not what your country can do for you, ask what you can do for your country.",
+            )],
+        ),
+    ] {
+        let told: Value =
+            serde_json::from_str(&good(&["--json", "transcribe", model.to_str().unwrap(), &wav])).unwrap();
+        let have: Vec<(f64, f64, &str)> = told["segments"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|segment| {
+                let time = |key: &str| (segment[key].as_f64().unwrap() * 1e3).round() / 1e3;
+                (time("start_s"), time("end_s"), segment["text"].as_str().unwrap())
+            })
+            .collect();
+        assert_eq!(have, segments, "{}", model.display());
+        assert_eq!(words(told["text"].as_str().unwrap()), words(SENTENCE), "{}", model.display());
+    }
+}
+
+/// Twelve sentences, 71 s in three windows: each is there once, in its order, and no other words are.
+#[test]
+fn long_audio_crosses_windows_without_loss_or_repetition() {
+    let folder = tempfile::tempdir().unwrap();
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/speech/long.txt")).unwrap();
+    let wav = spoken(text.trim(), 155, folder.path());
+    let model = base();
+    let told: Value = serde_json::from_str(&good(&["--json", "transcribe", model.to_str().unwrap(), &wav])).unwrap();
+    assert!(told["audio_s"].as_f64().unwrap() > 70.0);
+    assert_eq!(told["timing"]["windows"], 3);
+    let (have, want) = (words(told["text"].as_str().unwrap()), words(&text));
+    let errors = word_errors(&want, &have);
+    assert!(errors * 20 < want.len(), "{errors} of {} words differ: {}", want.len(), told["text"]);
+    for sentence in text.split_inclusive('.').map(words).filter(|sentence| !sentence.is_empty()) {
+        let last = &sentence[sentence.len() - 2..];
+        let count = have.windows(2).filter(|pair| pair == &last).count();
+        assert_eq!(count, 1, "the end of {sentence:?}: {}", told["text"]);
+    }
+    let times: Vec<f64> = told["segments"].as_array().unwrap().iter().map(|s| s["start_s"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted(), "{times:?}");
+}
+
+/// A bundle writes what its checkpoint does, and so does one whose weights are in 8 bits; formats have their forms.
+#[test]
+fn bundles_and_formats() {
+    let folder = tempfile::tempdir().unwrap();
+    let wav = spoken(SENTENCE, 175, folder.path());
+    let model = tiny_en();
+    let model = model.to_str().unwrap();
+    let all = [
+        (&[][..], "And so my fellow Americans"),
+        (&["--timestamps"], "[00:00.000 --> 00:03.560] And so"),
+        (&["--format", "srt"], "1\n00:00:00,000 --> 00:00:03,560\nAnd so"),
+        (&["--format", "vtt"], "WEBVTT\n\n00:00.000 --> 00:03.560\nAnd so"),
+        (&["--format", "json"], "{"),
+    ];
+    for (recipe, forms) in [("stored", &all[..]), ("q8_0", &all[..1])] {
+        let bundle = folder.path().join(recipe);
+        let bundle = bundle.to_str().unwrap();
+        good(&["build", model, "--recipe", recipe, "-o", bundle]);
+        for (flags, begins) in forms {
+            let text = good(&[&["transcribe", bundle, &wav], *flags].concat());
+            assert!(text.starts_with(begins), "{recipe} {flags:?}: {text}");
+        }
+    }
+}
+
+/// Silence, no sound at all, and audio that is none.
+#[test]
+fn odd_audio() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("odd.wav");
+    let header = |format: u16, channels: u16, rate: u32, bits: u16, data: u32| {
+        let mut bytes = b"RIFF\0\0\0\0WAVEfmt ".to_vec();
+        bytes.extend(16u32.to_le_bytes());
+        bytes.extend(format.to_le_bytes());
+        bytes.extend(channels.to_le_bytes());
+        bytes.extend(rate.to_le_bytes());
+        let frame = channels * (bits / 8);
+        bytes.extend((rate * u32::from(frame)).to_le_bytes());
+        bytes.extend(frame.to_le_bytes());
+        bytes.extend(bits.to_le_bytes());
+        bytes.extend(b"data");
+        bytes.extend(data.to_le_bytes());
+        bytes
+    };
+    let with = |mut head: Vec<u8>, data: &[u8]| {
+        head.extend(data);
+        head
+    };
+    let nan = f32::NAN.to_le_bytes();
+    let model = tiny_en();
+    let model = model.to_str().unwrap();
+    for (name, bytes, expected) in [
+        ("no samples", header(1, 1, 16000, 16, 0), Ok("")),
+        ("silence", with(header(1, 1, 16000, 16, 64000), &[0; 64000]), Ok("")),
+        ("a truncated header", header(1, 1, 16000, 16, 0)[..30].to_vec(), Err("truncated-file")),
+        ("0 Hz", with(header(1, 1, 0, 16, 4), &[0; 4]), Err("bad-header")),
+        ("9 channels", with(header(1, 9, 16000, 16, 18), &[0; 18]), Err("unsupported-audio")),
+        ("text renamed .wav", b"Dear diary, today I went to the lake.".to_vec(), Err("unknown-format")),
+        ("NaN samples", with(header(3, 1, 16000, 32, 4), &nan), Err("bad-samples")),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let output = npuc(&["transcribe", model, path.to_str().unwrap()]);
+        let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        match expected {
+            Ok(text) => assert!(output.status.success() && out.trim() == text, "{name}: {out}{said}"),
+            Err(code) => {
+                assert!(said.starts_with(&format!("error[{code}]")) && out.is_empty(), "{name}: {out}{said}");
+                assert!(said.contains("odd.wav"), "{name}: {said}");
+            }
+        }
+    }
+}
