@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use npuc::{Code, Diagnostic, Result};
+use npuc::{Code, Diagnostic, Error, Result};
 
 use super::port::{PortFormat, PortInfo};
 use crate::toolchain::{Installed, Tool, find};
@@ -78,14 +78,46 @@ pub struct ModuleSpec {
 #[derive(Debug)]
 pub struct Module {
     spec: ModuleSpec,
+    tools: Vec<Installed>,
     engine: Engine,
     outputs: Vec<Vec<f32>>,
+}
+
+/// How often a module is started or a step computed where the device is lost on the way. Mesa says so when a timeline semaphore is
+/// signalled with a value that is not above its last (`vk_sync_timeline.c`); between the threads of IREE's Vulkan driver that
+/// happens now and then on a busy machine. A step depends on its arguments alone, so it can be computed again.
+const ATTEMPTS: usize = 3;
+
+/// Whether the error is that of a software Vulkan's race, and not of the module.
+fn is_lost(runner: Runner, error: &Error) -> bool {
+    match runner {
+        Runner::IreeVulkan | Runner::ValhallOnVulkan => error.to_string().contains("VK_ERROR_DEVICE_LOST"),
+        Runner::IreeCpu | Runner::TorqSim => false,
+    }
 }
 
 #[derive(Debug)]
 enum Engine {
     Resident(Resident),
     Simulator(Simulator),
+}
+
+impl Engine {
+    fn start(spec: &ModuleSpec, tools: &[Installed]) -> Result<Engine> {
+        Ok(match spec.runner {
+            Runner::IreeCpu | Runner::IreeVulkan | Runner::ValhallOnVulkan => {
+                Engine::Resident(Resident::start(spec, tools)?)
+            }
+            Runner::TorqSim => Engine::Simulator(Simulator::new(spec, tool(tools, Tool::Torq)?)?),
+        })
+    }
+
+    fn run(&mut self, spec: &ModuleSpec, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>> {
+        match self {
+            Engine::Resident(process) => process.run(spec, inputs),
+            Engine::Simulator(simulator) => simulator.run(spec, inputs),
+        }
+    }
 }
 
 impl Module {
@@ -95,14 +127,15 @@ impl Module {
     /// [`Code::MissingTool`] if a tool is not among `tools`, or IREE's runtime has no Python; [`Code::VendorRefusal`] if the runtime
     /// refuses the module for a reason that npuc knows, else [`Code::ToolFailed`]. The simulator refuses at the first step.
     pub fn open(spec: ModuleSpec, tools: &[Installed]) -> Result<Module> {
-        let engine = match spec.runner {
-            Runner::IreeCpu | Runner::IreeVulkan | Runner::ValhallOnVulkan => {
-                Engine::Resident(Resident::start(&spec, tools)?)
+        let mut engine = Engine::start(&spec, tools);
+        for _ in 1..ATTEMPTS {
+            match engine {
+                Err(error) if is_lost(spec.runner, &error) => engine = Engine::start(&spec, tools),
+                Ok(_) | Err(_) => break,
             }
-            Runner::TorqSim => Engine::Simulator(Simulator::new(&spec, tool(tools, Tool::Torq)?)?),
-        };
+        }
         let outputs = spec.outputs.iter().map(|port| vec![0.0; port.elements()]).collect();
-        Ok(Module { spec, engine, outputs })
+        Ok(Module { engine: engine?, spec, tools: tools.to_vec(), outputs })
     }
 
     /// What the module is and how it is executed.
@@ -122,10 +155,17 @@ impl Module {
         for (port, values) in self.spec.inputs.iter().zip(inputs) {
             assert_eq!(values.len(), port.elements(), "elements of the port `{}`", port.name);
         }
-        self.outputs = match &mut self.engine {
-            Engine::Resident(process) => process.run(&self.spec, inputs)?,
-            Engine::Simulator(simulator) => simulator.run(&self.spec, inputs)?,
-        };
+        let mut outputs = self.engine.run(&self.spec, inputs);
+        for _ in 1..ATTEMPTS {
+            match outputs {
+                Err(error) if is_lost(self.spec.runner, &error) => {
+                    self.engine = Engine::start(&self.spec, &self.tools)?;
+                    outputs = self.engine.run(&self.spec, inputs);
+                }
+                Ok(_) | Err(_) => break,
+            }
+        }
+        self.outputs = outputs?;
         Ok(())
     }
 

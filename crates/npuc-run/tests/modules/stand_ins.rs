@@ -179,3 +179,36 @@ fn runtimes_that_go_wrong() {
         assert!(fault.to_string().contains(text), "{script}: {fault}");
     }
 }
+
+/// A software Vulkan that loses its device is started anew, also in the middle of a step, and not for ever.
+#[test]
+fn lost_devices_are_started_anew() {
+    let frame = |answer: &str| format!("printf '\\{:03o}\\0\\0\\0\\0\\0\\0\\0{answer}'", answer.len());
+    let read = "head -c 8 >/dev/null";
+    let lost = frame("EVK_ERROR_DEVICE_LOST");
+    // The start that the program succeeds at, whether the first one that loads is lost in a step; whether a step is computed.
+    for (starts, in_step, good) in [(1, false, true), (3, false, true), (4, false, false), (1, true, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let count = folder.path().join("count");
+        let (loaded, stepped) = (frame("M"), frame("O"));
+        let step = match in_step {
+            true => format!("[ $n -eq {starts} ] && {{ {read}; {lost}; exec sleep 30; }}"),
+            false => String::new(),
+        };
+        let script = format!(
+            "echo >>'{0}'; n=$(wc -l <'{0}')\n{read}\n[ $n -lt {starts} ] && {{ {lost}; exec sleep 30; }}\n{loaded}\n{step}\n\
+             {read}; {stepped}; exec sleep 30",
+            count.display()
+        );
+        let vulkan = Installed { tool: Tool::Vulkan, folders: vec![folder.path().to_path_buf()], python: None };
+        let tools = [stand_in(Tool::Iree, folder.path(), &script), vulkan];
+        let libraries = folder.path().join("usr/lib/x86_64-linux-gnu");
+        fs::create_dir_all(&libraries).unwrap();
+        fs::write(libraries.join("libvulkan_lvp.so"), "").unwrap();
+        let spec = spec(Runner::IreeVulkan, folder.path(), vec![], vec![]);
+        let result = Module::open(spec, &tools).and_then(|mut module| module.run(&[]));
+        assert_eq!(result.is_ok(), good, "{starts} {in_step}: {result:?}");
+        let most = fs::read_to_string(&count).unwrap().lines().count();
+        assert_eq!(most, if in_step { 2 } else { starts.min(3) }, "{starts} {in_step}");
+    }
+}

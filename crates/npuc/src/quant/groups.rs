@@ -72,8 +72,8 @@ pub(super) fn masked(graph: &Graph) -> Vec<bool> {
     mask
 }
 
-/// For each value, whether it is computed in float: exponentials, what lies on the path of a reciprocal root, which is an
-/// RMS normalisation as a whole one is, and sums that such a normalisation reads, which are the residual stream.
+/// For each value, whether it is computed in float: exponentials, what lies on the path of a reciprocal root, which is a
+/// normalisation as a whole one is, and sums that such a normalisation reads, which are the residual stream.
 ///
 /// In int16 LiteRT reads both functions from a table of 512 straight pieces over the whole range of the operand. The mean
 /// squares of a real model lie in the first few pieces, where a reciprocal root is steepest, and the last piece of an

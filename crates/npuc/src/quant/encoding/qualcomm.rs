@@ -30,7 +30,7 @@ pub enum Activation {
     F32,
 }
 
-/// The numbers of the caches and of what is written to them.
+/// The numbers of the caches and of what is written to them, and of the keys and values of what is heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
@@ -52,7 +52,7 @@ pub struct Scheme {
     pub cache: Cache,
     /// How ranges are chosen.
     pub method: Method,
-    /// Whether RMS normalisations, the sums that they read and values with an outlier are computed in f16: the first
+    /// Whether normalisations, the sums that they read and values with an outlier are computed in f16: the first
     /// token of real models has numbers of ten thousands there, beside which a step of 16 bits is as large as the rest.
     pub float_residual: bool,
 }
@@ -113,8 +113,19 @@ impl Whole {
     }
 }
 
+/// What the numbers of a group are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// Keys and values that are kept.
+    Cache,
+    /// The second operand of a product of activations, which keeps nothing: an encoder's keys and values.
+    Factor,
+    /// Everything else.
+    Plain,
+}
+
 /// The encodings of a verified graph whose attention is decomposed. Every value is `scheme.activation`, and what only
-/// moves numbers shares its operands' encoding; caches and what is written to them are `scheme.cache`.
+/// moves numbers shares its operands' encoding; caches, what is written to them, and the ports of what is heard are `scheme.cache`.
 ///
 /// Softmax and sigmoid have 1/65536 (int16: 1/32768), rotary tables reach 1. The mask is kept out of the ranges. Where it
 /// is hidden it holds its lowest number. With scores between `l <= 0` and `h >= 0` of their own encoding, the mask's
@@ -123,7 +134,7 @@ impl Whole {
 /// hidden is at most `h - D <= l - MASK_MARGIN` before it saturates there: at least [`MASK_MARGIN`] less half a step
 /// below everything visible. e^-12 is less than half a step of 1/65536.
 ///
-/// Operations of undecomposed form are taken as they are; `float_residual` makes floats of whole RMS normalisations too.
+/// Operations of undecomposed form are taken as they are; `float_residual` makes floats of whole normalisations too.
 ///
 /// Errors: [`Code::BadRange`] for a value of which no range is known, of which nothing but zeros was seen, or whose
 /// range is too small or too large; [`Code::Misfit`] for a mask that is used in another way.
@@ -135,7 +146,7 @@ pub fn qualcomm(
 ) -> Result<Encodings> {
     let count = graph.values.len();
     let groups = groups::groups(graph, &vec![false; count]);
-    let caches = caches(graph, &groups);
+    let (caches, factors) = (caches(graph, &groups), factors(graph, &groups));
     let float = float(graph, ranges, scheme, |value| caches.contains(&groups.root(value)));
     let (masked, needed) = (masked(graph), needed(graph, &float));
     let plan = Plan { graph, keys: keys(graph), ranges, weights, scheme };
@@ -143,7 +154,12 @@ pub fn qualcomm(
     let mut faults = Vec::new();
     for (root, members) in groups::members(&groups, count) {
         if members.iter().any(|&member| needed[member]) && !masked[root] {
-            match plan.encoding(&members, &needed, caches.contains(&root)) {
+            let purpose = match (caches.contains(&root), factors.contains(&root)) {
+                (true, _) => Purpose::Cache,
+                (false, true) => Purpose::Factor,
+                (false, false) => Purpose::Plain,
+            };
+            match plan.encoding(&members, &needed, purpose) {
                 Ok(encoding) => _ = of_root.insert(root, encoding),
                 Err(error) => faults.extend_from_slice(error.diagnostics()),
             }
@@ -161,11 +177,21 @@ pub fn qualcomm(
     Ok(Encodings { encodings: (0..count).map(encoding).collect(), float, masked, real, matrices: None })
 }
 
-/// The groups of caches, by their roots.
+/// The groups of caches and of what is heard, by their roots.
 fn caches(graph: &Graph, groups: &Groups) -> BTreeSet<usize> {
-    let past =
-        |(_, value): &(usize, &Value)| value.def == Def::Input && matches!(value.name.parse(), Ok(Port::Past(..)));
-    graph.values.iter().enumerate().filter(past).map(|(index, _)| groups.root(index)).collect()
+    let kept = |name: &str| matches!(name.parse(), Ok(Port::Past(..) | Port::Heard(..)));
+    let enters = graph.values.iter().enumerate().filter(|(_, value)| value.def == Def::Input && kept(&value.name));
+    let leaves = graph.outputs.iter().filter(|output| kept(&output.name)).map(|output| output.value.index());
+    enters.map(|(index, _)| index).chain(leaves).map(|index| groups.root(index)).collect()
+}
+
+/// The groups of the second operands of products of activations, by their roots.
+fn factors(graph: &Graph, groups: &Groups) -> BTreeSet<usize> {
+    let second = |value: &Value| match &value.def {
+        Def::Op { op: Op::MatMul { .. }, args } => args.get(1).map(|arg| groups.root(arg.index())),
+        Def::Op { .. } | Def::Input | Def::Weight => None,
+    };
+    graph.values.iter().filter_map(second).collect()
 }
 
 /// For each value, whether it is a float. Caches differ from other values in what enters and in what only moves.
@@ -211,19 +237,22 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     /// The whole numbers of a group.
-    fn whole(&self, cache: bool) -> Whole {
-        match (cache, self.scheme.cache, self.scheme.activation) {
-            (true, Cache::U8, _) => Whole::U8,
-            (true, Cache::U16, _) => Whole::CentredU16,
-            (true, Cache::F16, Activation::S16) | (false, _, Activation::S16) => Whole::S16,
-            (true, Cache::F16, _) => Whole::CentredU16,
-            (false, _, Activation::U16 | Activation::F16 | Activation::F32) => Whole::U16,
+    fn whole(&self, purpose: Purpose) -> Whole {
+        match (purpose, self.scheme.cache, self.scheme.activation) {
+            (Purpose::Cache, Cache::U8, _) => Whole::U8,
+            (Purpose::Cache, Cache::U16, _) => Whole::CentredU16,
+            (Purpose::Cache, Cache::F16, Activation::S16) | (Purpose::Factor | Purpose::Plain, _, Activation::S16) => {
+                Whole::S16
+            }
+            (Purpose::Cache, Cache::F16, Activation::U16 | Activation::F16 | Activation::F32) => Whole::CentredU16,
+            (Purpose::Factor, _, Activation::U16 | Activation::F16 | Activation::F32) => Whole::CentredU16,
+            (Purpose::Plain, _, Activation::U16 | Activation::F16 | Activation::F32) => Whole::U16,
         }
     }
 
     /// The encoding of values that hold the same numbers.
-    fn encoding(&self, members: &[usize], needed: &[bool], cache: bool) -> Result<Encoding> {
-        let whole = self.whole(cache);
+    fn encoding(&self, members: &[usize], needed: &[bool], purpose: Purpose) -> Result<Encoding> {
+        let whole = self.whole(purpose);
         let (mut low, mut high, mut fixed) = (0.0f32, 0.0f32, false);
         for &member in members {
             let value = &self.graph.values[member];
@@ -266,7 +295,7 @@ impl Plan<'_> {
 
     /// Adds the encodings of the mask and of the sums with it.
     fn mask(&self, groups: &Groups, masked: &[bool], of_root: &mut BTreeMap<usize, Encoding>) -> Result<()> {
-        let whole = self.whole(false);
+        let whole = self.whole(Purpose::Plain);
         let mut deepest = 0.0f32;
         let mut sums: BTreeMap<usize, (f32, f32)> = BTreeMap::new();
         for (index, value) in self.graph.values.iter().enumerate().filter(|(index, _)| masked[*index]) {

@@ -10,6 +10,7 @@ use crate::front;
 use crate::ir::{Def, GraphBuilder, Op, ValueId};
 use crate::model::{self, CacheProtocol, Port};
 use crate::pass::{self, Pass};
+use crate::tensor::DType;
 
 const U16: Scheme =
     Scheme { activation: Activation::U16, cache: Cache::U8, method: Method::MinMax, float_residual: false };
@@ -261,6 +262,47 @@ fn caches_and_tables_have_their_own_numbers() {
             Activation::U16 => assert!(table.is_some_and(|(l, h)| (l + 1.0).abs() < 4e-5 && (h - 1.0).abs() < 4e-5)),
             Activation::S16 | Activation::F16 | Activation::F32 => assert_eq!(table, None),
         }
+    }
+}
+
+/// Whisper's encoder in miniature: a row of zeros beside the spectrogram, layer normalisation of a sum with a table, its own keys,
+/// which are in the middle of 16 bits, and the keys of what is heard, which are a cache.
+#[test]
+fn what_is_heard_is_a_cache() {
+    let mut g = GraphBuilder::new("g");
+    let (mel, heard_v) = (g.input("mel", [2, 4]), g.input("heard_v.0", [1, 2, 4]));
+    let zero = g.op("stem", Op::Slice { axis: 0, start: 0, len: 1 }, &[mel]);
+    let zero = g.op("stem", Op::Affine { scale: 0.0, offset: 0.0 }, &[zero]);
+    let padded = g.op("stem", Op::Concat { axis: 0 }, &[zero, mel]);
+    let (table, gain) = (g.weight("t", DType::F32, [3, 4]), g.weight("g", DType::F32, [4]));
+    let sum = g.op("positions", Op::Add {}, &[padded, table]);
+    let normed = g.op("norm", Op::LayerNorm { eps: 1e-5 }, &[sum, gain, gain]);
+    let keys = g.op("k", Op::Gelu {}, &[normed]);
+    let scores = g.op("attn", Op::MatMul { transpose_b: true }, &[normed, keys]);
+    let heard = g.op("heard", Op::Gelu {}, &[normed]);
+    let moved = g.op("heard", Op::Reshape { shape: vec![1, 3, 4] }, &[heard]);
+    g.output("heard_k.0", moved);
+    g.output("scores", scores);
+    g.output("out", heard_v);
+    let graph = g.finish();
+    let tensor = |dims: &[usize]| {
+        let numbers = (0..dims.iter().product()).flat_map(|i: usize| (i as f32 - 1.0).to_le_bytes());
+        crate::Tensor::in_memory(DType::F32, dims.into(), numbers.collect::<Vec<u8>>().into()).unwrap()
+    };
+    let weights: BTreeMap<String, crate::Tensor> =
+        [("t".to_owned(), tensor(&[3, 4])), ("g".to_owned(), tensor(&[4]))].into();
+    let mut executor = Executor::new(&graph, &weights, &[]).unwrap();
+    let mut recorder = Recorder::new(&graph);
+    executor.run_observed(&[&[bell(8, 1), bell(8, 2)]], &mut |value, elements| recorder.see(value, elements));
+    let ranges = recorder.ranges().unwrap();
+    for (cache, highest) in [(Cache::U8, [255; 3]), (Cache::U16, [65535; 3]), (Cache::F16, [0, 65535, 0])] {
+        let scheme = Scheme { cache, float_residual: true, ..U16 };
+        let encodings = qualcomm(&graph, &ranges, &weights, &scheme).unwrap();
+        let of = |value| encodings.get(value);
+        assert_eq!([heard_v, heard, moved].map(|value| of(value).map_or(0, |of| of.high)), highest);
+        assert_eq!([sum, normed, keys].map(|value| encodings.float(value)), [true, true, false], "{cache:?}");
+        assert_eq!((of(keys).unwrap().offset, of(zero)), (-32768, of(mel)), "{cache:?}");
+        assert_eq!((of(table), of(gain)), (None, None), "{cache:?}");
     }
 }
 
