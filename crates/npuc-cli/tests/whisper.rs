@@ -17,12 +17,17 @@ use npuc::bundle::{self, Manifest};
 use npuc::exec::{Executor, to_f32};
 use npuc::fit::Request;
 use npuc::front::config::Stack;
-use npuc::front::{self, Checkpoint};
+use npuc::front::{self, Checkpoint, ModelConfig};
 use npuc::ir::{Def, Graph, Value};
-use npuc::model::{Part, Port, layers};
+use npuc::model::{Part, Port, WeightSpec, layers, weight_specs};
 use npuc::quant::{Activation, Cache, Method, Ranges, Recorder, Scheme};
 use npuc::target;
 use npuc::tensor::{DType, Tensor};
+use npuc_audio::mel::{Bands, Extractor};
+use npuc_audio::resample::to_16k;
+use npuc_audio::wav;
+use npuc_fetch::espeak::speak;
+use npuc_fetch::models;
 use npuc_run::contexts;
 use npuc_run::device::module::Runner;
 use npuc_run::device::qnn::{Qnn, Start};
@@ -41,6 +46,8 @@ const PROMPT: usize = 8;
 const AFTER: usize = 2;
 const DECODER: &str = "8t16c,1t16c";
 const CAPACITY: usize = 16;
+/// Positions of the encoder.
+const POSITIONS: usize = 150;
 
 fn tool(tool: Tool) -> Installed {
     let installed = install(tool, &mut |line| eprintln!("{line}"));
@@ -76,10 +83,40 @@ fn fixture(stored: Stored) -> Option<Fixture> {
     let ids = ids.data().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32);
     let ids: Vec<u32> = ids.collect::<Vec<_>>().into_iter().cycle().take(PROMPT + AFTER).collect();
     let mut checkpoint = front::open(&path).unwrap();
+    store(&mut checkpoint, stored);
+    Some(Fixture { checkpoint, mel, ids })
+}
+
+fn store(checkpoint: &mut Checkpoint, stored: Stored) {
     let is_table = |name: &str| name.ends_with("embed_positions.weight");
     let matrices = checkpoint.tensors.iter_mut().filter(|(name, tensor)| tensor.shape.len() == 2 && !is_table(name));
     matrices.for_each(|(_, tensor)| *tensor = as_stored(tensor, stored));
-    Some(Fixture { checkpoint, mel, ids })
+}
+
+/// The first layers, positions and ids of Whisper tiny.en, and the first three seconds of a sentence.
+fn tiny_en(stored: Stored) -> Fixture {
+    let say = &mut |line: &str| eprintln!("{line}");
+    let path = models::whisper_tiny_en(say).unwrap_or_else(|e| panic!("these tests need Whisper tiny.en: {e}"));
+    let mut checkpoint = front::open(&path).unwrap();
+    let ModelConfig::Whisper(config) = &mut checkpoint.config else { panic!("{}", path.display()) };
+    (config.encoder.layers, config.decoder.layers) = (2, 2);
+    (config.source_positions, config.vocab) = (POSITIONS, 1024);
+    let (bands, frames) = (config.mels, config.frames());
+    let cut = |spec: WeightSpec| {
+        let tensor = &checkpoint.tensors[&spec.name];
+        let rows = tensor.rows(0..spec.shape[0]).filter(|rows| rows.shape == spec.shape);
+        (spec.name, rows.unwrap_or_else(|| tensor.clone()))
+    };
+    checkpoint.tensors = weight_specs(&checkpoint.config).into_iter().map(cut).collect();
+    store(&mut checkpoint, stored);
+    let folder = tempfile::tempdir().unwrap();
+    let wav = folder.path().join("speech.wav");
+    let text = "And so my fellow Americans ask not what your country can do for you.";
+    speak(text, "en", 175, &wav, say).unwrap_or_else(|e| panic!("these tests need espeak-ng: {e}"));
+    let audio = to_16k(wav::read(&wav).unwrap());
+    let window = Extractor::new(Bands::from_count(bands).unwrap()).clip(&audio, 0);
+    let mel = window.mel.chunks_exact(window.mel.len() / bands).flat_map(|band| band[..frames].to_vec()).collect();
+    Fixture { checkpoint, mel, ids: (0..PROMPT + AFTER).map(|place| (place * 97 % 1024) as u32).collect() }
 }
 
 fn as_stored(tensor: &Tensor, stored: Stored) -> Tensor {
@@ -177,7 +214,12 @@ fn inputs(graph: &Graph, fixture: &Fixture, heard: &BTreeMap<String, Vec<f32>>) 
             Port::Mask => (0..len).map(|at| if visible(at) { 0.0 } else { -1e9 }).collect(),
             Port::Heard(..) => heard[&value.name].clone(),
             Port::Past(..) => vec![0.0; len],
-            port => panic!("{port} enters no step of Whisper"),
+            port @ (Port::RopeCos | Port::RopeSin | Port::WriteMask | Port::History | Port::Hidden) => {
+                panic!("{port} enters no step of Whisper")
+            }
+            port @ (Port::Logits | Port::LogitsPart(_) | Port::New(..) | Port::Next(..) | Port::Cross(_)) => {
+                panic!("{port} enters no step of Whisper")
+            }
         }
     };
     graph.values.iter().filter(|value| value.def == Def::Input).map(input).collect()
@@ -242,12 +284,28 @@ fn in_emulation(fixture: &Fixture, target: &str, scheme: Option<Scheme>) -> [Tol
 
 #[test]
 fn in_half_precision_in_qualcomms_emulation() {
-    let Some(fixture) = fixture(Stored::F16) else { return };
+    for (name, fixture) in [("fixture", fixture(Stored::F16)), ("tiny.en", Some(tiny_en(Stored::F16)))] {
+        let Some(fixture) = fixture else { continue };
+        let need = on_host(&fixture);
+        for target in ["sm8650", "sm8750"] {
+            let [have, host] = in_emulation(&fixture, target, None);
+            compare(&format!("{name} {target} f16"), &have, &need, [50.0, 50.0]);
+            compare(&format!("{name} {target} f16 beside the host in the same"), &have, &host, [50.0, 50.0]);
+        }
+    }
+}
+
+/// Real weights against the float of the same in int8.
+#[test]
+fn real_weights_in_whole_numbers_in_qualcomms_emulation() {
+    let fixture = tiny_en(Stored::Int8);
     let need = on_host(&fixture);
+    let scheme =
+        Scheme { activation: Activation::U16, cache: Cache::U16, method: Method::MinMax, float_residual: true };
     for target in ["sm8650", "sm8750"] {
-        let [have, host] = in_emulation(&fixture, target, None);
-        compare(&format!("{target} f16"), &have, &need, [50.0, 50.0]);
-        compare(&format!("{target} f16 beside the host in the same"), &have, &host, [50.0, 50.0]);
+        let [have, host] = in_emulation(&fixture, target, Some(scheme));
+        compare(&format!("tiny.en {target} u16"), &have, &need, [35.0, 30.0]);
+        compare(&format!("tiny.en {target} u16 beside the host in the same"), &have, &host, [35.0, 30.0]);
     }
 }
 
@@ -274,9 +332,13 @@ fn in_whole_numbers_in_qualcomms_emulation() {
 fn as_modules_of_iree() {
     let Some(fixture) = fixture(Stored::AsGiven) else { return };
     let need = on_host(&fixture);
-    let tool = tool(Tool::Iree);
+    let [iree, _] = [Tool::Iree, Tool::Vulkan].map(tool);
     let folder = tempfile::tempdir().unwrap();
-    for side in [Side::Left, Side::Right] {
+    for (target, runner, side) in [
+        ("iree-cpu", Runner::IreeCpu, Side::Left),
+        ("iree-cpu", Runner::IreeCpu, Side::Right),
+        ("iree-vulkan", Runner::IreeVulkan, Side::Left),
+    ] {
         let style = Style {
             dialect: Dialect::Iree,
             side,
@@ -285,21 +347,21 @@ fn as_modules_of_iree() {
             cache_writes: CacheWrites::default(),
         };
         let programs = [Stack::Encoder, Stack::Decoder].map(|stack| {
-            let path = folder.path().join(format!("{side:?} {stack:?}"));
-            compile(&fixture.checkpoint.stack(stack).unwrap(), &request("iree-cpu", stack), style, &tool, &path);
+            let path = folder.path().join(format!("{target} {side:?} {stack:?}"));
+            compile(&fixture.checkpoint.stack(stack).unwrap(), &request(target, stack), style, &iree, &path);
             (Program::open(&path, None).unwrap(), path)
         });
         let mut steps = |program: &Program| {
             let path = &programs.iter().find(|(other, _)| other.config == program.config).unwrap().1;
             let (manifest, log) = (bundle::manifest(path).unwrap(), folder.path().join("run.log"));
-            let opened = modules::open(path, &manifest, &program.graphs(), &[Runner::IreeCpu], &log, LIMIT).unwrap();
+            let opened = modules::open(path, &manifest, &program.graphs(), &[runner], &log, LIMIT).unwrap();
             Steps::on_modules(program, opened).unwrap()
         };
         let have = tell(&fixture, [&programs[0].0, &programs[1].0], &mut steps);
-        compare(&format!("iree-cpu {side:?}"), &have, &need, [100.0, 100.0]);
+        compare(&format!("{target} {side:?}"), &have, &need, [100.0, 100.0]);
         let (off, _, _) = figures(&have.heard, &need.heard);
         let (scores_off, _, _) = figures(&have.scores, &need.scores);
-        assert!(off <= 1e-5 && scores_off <= 1e-5, "{side:?}: {off} {scores_off}");
+        assert!(off <= 1e-5 && scores_off <= 1e-5, "{target} {side:?}: {off} {scores_off}");
     }
 }
 

@@ -35,9 +35,9 @@ pub enum Material<'a> {
     Sound(&'a Sound),
 }
 
-impl<'a> From<&'a Vec<Vec<u32>>> for Material<'a> {
-    fn from(sequences: &'a Vec<Vec<u32>>) -> Material<'a> {
-        Material::Text(sequences)
+impl<'a, T: AsRef<[Vec<u32>]> + ?Sized> From<&'a T> for Material<'a> {
+    fn from(sequences: &'a T) -> Material<'a> {
+        Material::Text(sequences.as_ref())
     }
 }
 

@@ -40,6 +40,7 @@ fn round_frequencies(program: &mut Program, round: fn(f32) -> f32) {
     let rope = match &mut program.config {
         ModelConfig::Llama(config) => &mut config.rope,
         ModelConfig::Lfm2(config) => &mut config.rope,
+        ModelConfig::Whisper(_) => panic!("Whisper turns nothing"),
     };
     let scaled = frequencies(rope, head_dim);
     let plain = frequencies(&Rope { scaling: RopeScaling::None, ..rope.clone() }, head_dim);

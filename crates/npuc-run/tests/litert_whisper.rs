@@ -146,7 +146,12 @@ fn inputs(graph: &Graph, fixture: &Fixture, heard: &BTreeMap<String, Vec<f32>>) 
             }
             Port::Heard(..) => heard[&value.name].clone(),
             Port::Past(..) => vec![0.0; len],
-            port => panic!("{port} enters no step of Whisper"),
+            port @ (Port::RopeCos | Port::RopeSin | Port::WriteMask | Port::History | Port::Hidden) => {
+                panic!("{port} enters no step of Whisper")
+            }
+            port @ (Port::Logits | Port::LogitsPart(_) | Port::New(..) | Port::Next(..) | Port::Cross(_)) => {
+                panic!("{port} enters no step of Whisper")
+            }
         }
     };
     graph.values.iter().filter(|value| value.def == Def::Input).map(input).collect()

@@ -84,10 +84,10 @@ fn whole_on(configs: &[ModelConfig]) -> Result<Vec<String>> {
             continue;
         }
         let precision = Precision::parse("FP", target.float)?;
-        let question = Question::new(&target, precision, &[])?;
+        let question = Question::new(target, precision, &[])?;
         let mut takes = true;
         for config in configs {
-            let shapes = default_shapes_for(&target, config);
+            let shapes = default_shapes_for(target, config);
             takes = takes && takes_whole(config, &Request::new(target.clone(), question.clone(), shapes))?;
         }
         if takes {

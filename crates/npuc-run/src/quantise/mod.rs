@@ -367,9 +367,11 @@ fn round(planned: &Planned, tensor: &Tensor, hessian: &Hessian, factor: &Factor)
 
 /// The stage that a weight belongs to.
 fn stage_of(weight: &Planned, layers: usize) -> usize {
-    let layer = weight.name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
+    let name = weight.name.strip_prefix("encoder.").unwrap_or(&weight.name);
+    let layer = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
     match (layer, weight.role) {
-        (Some(layer), _) => layer + 1,
+        // What an encoder computes for the layers of its decoder may be of more layers than it has itself.
+        (Some(layer), _) => layer.min(layers) + 1,
         (None, Role::Embedding) => 0,
         (
             None,

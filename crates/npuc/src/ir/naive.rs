@@ -96,13 +96,7 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
             let mean_square = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
             x.at(i) / (mean_square + f64::from(*eps)).sqrt() * args[1].at(&[i[last]])
         }),
-        Op::LayerNorm { eps } => tabulate(shape, |i| {
-            let row = line(x, i, last);
-            let mean = row.iter().sum::<f64>() / row.len() as f64;
-            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
-            let normed = (x.at(i) - mean) / (variance + f64::from(*eps)).sqrt();
-            normed * args[1].at(&[i[last]]) + args[2].at(&[i[last]])
-        }),
+        Op::LayerNorm { eps } => layer_norm(args, f64::from(*eps)),
         Op::Linear {} | Op::PointwiseConv {} => tabulate(shape, |i| {
             let bias = args.get(2).map_or(0.0, |bias| bias.at(&[i[last]]));
             (0..x.shape[last]).map(|k| x.at(&moved(i, last, k)) * args[1].at(&[i[last], k])).sum::<f64>() + bias
@@ -111,13 +105,7 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
             let bias = args.get(2).map_or(0.0, |bias| bias.at(&[i[1]]));
             (0..args[1].shape[1]).map(|j| args[1].at(&[i[1], j]) * x.at(&[i[0] + j, i[1]])).sum::<f64>() + bias
         }),
-        Op::Rope {} => tabulate(shape, |i| {
-            let half = shape[last] / 2;
-            let (token, k) = (i[last - 1], i[last] % half);
-            let (a, b) = (x.at(&moved(i, last, k)), x.at(&moved(i, last, k + half)));
-            let (cos, sin) = (args[1].at(&[token, k]), args[2].at(&[token, k]));
-            if i[last] < half { a * cos - b * sin } else { b * cos + a * sin }
-        }),
+        Op::Rope {} => rope(args),
         Op::Attention { scale } => attention(args, f64::from(*scale)),
         Op::MatMul { transpose_b } => tabulate(shape, |i| {
             let (row, col) = (last - 1, i[last]);
@@ -153,6 +141,27 @@ fn apply(op: &Op, args: &[&Array], shape: &[usize]) -> Array {
             x.at(&from)
         }),
     }
+}
+
+fn layer_norm(args: &[&Array], eps: f64) -> Array {
+    let (x, last) = (args[0], args[0].shape.len() - 1);
+    tabulate(&x.shape, |i| {
+        let row = line(x, i, last);
+        let mean = row.iter().sum::<f64>() / row.len() as f64;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
+        (x.at(i) - mean) / (variance + eps).sqrt() * args[1].at(&[i[last]]) + args[2].at(&[i[last]])
+    })
+}
+
+fn rope(args: &[&Array]) -> Array {
+    let (x, last) = (args[0], args[0].shape.len() - 1);
+    let half = x.shape[last] / 2;
+    tabulate(&x.shape, |i| {
+        let (token, k) = (i[last - 1], i[last] % half);
+        let (a, b) = (x.at(&moved(i, last, k)), x.at(&moved(i, last, k + half)));
+        let (cos, sin) = (args[1].at(&[token, k]), args[2].at(&[token, k]));
+        if i[last] < half { a * cos - b * sin } else { b * cos + a * sin }
+    })
 }
 
 /// By its positive series (Abramowitz and Stegun, 7.1.6), which converges everywhere; beyond 6 it is 1 in f64.

@@ -133,6 +133,7 @@ impl Rule {
 
 /// The layer that a path lies in.
 fn layer(path: &str) -> Option<usize> {
+    let path = path.strip_prefix("encoder.").unwrap_or(path);
     path.strip_prefix("layers.")?.split_once('.')?.0.parse().ok()
 }
 

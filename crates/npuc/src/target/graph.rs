@@ -365,7 +365,7 @@ impl<'a> Scene<'a> {
                 actual: format!("{bytes} bytes ({format}, {})", ty.shape),
                 remedies: vec![remedy::outputs(
                     ty.shape.first().copied().unwrap_or(1),
-                    rows_within(max, bytes, ty.shape.first().copied().unwrap_or(1)),
+                    remedy::rows_within(max, bytes, ty.shape.first().copied().unwrap_or(1)),
                     None,
                 )],
             })
@@ -595,10 +595,4 @@ impl<'a> Scene<'a> {
 /// The matrix of a projection.
 fn matrix<'a>(at: &At<'a>) -> Option<&'a ValueId> {
     at.op.is_projection().then(|| at.args.get(1)).flatten()
-}
-
-/// How many of `rows` rows stay within `max` bytes, when all take `bytes`.
-fn rows_within(max: u64, bytes: u64, rows: usize) -> usize {
-    let row_bytes = (bytes / rows.max(1) as u64).max(1);
-    usize::try_from(max / row_bytes).unwrap_or(usize::MAX).max(1)
 }

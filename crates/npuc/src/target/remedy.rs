@@ -113,3 +113,9 @@ pub(super) fn groups(chip: &Chip, precision: &Precision, format: WeightFormat, i
     }
     remedies
 }
+
+/// How many of `rows` rows stay within `max` bytes, when all take `bytes`.
+pub(super) fn rows_within(max: u64, bytes: u64, rows: usize) -> usize {
+    let row_bytes = (bytes / rows.max(1) as u64).max(1);
+    usize::try_from(max / row_bytes).unwrap_or(usize::MAX).max(1)
+}

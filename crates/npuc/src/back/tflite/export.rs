@@ -135,21 +135,9 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
     if checkpoint.config.reads_tokens() {
         files.push(embedding(checkpoint, scale)?);
     }
-    if on_cpu {
-        warnings.push(no_runtime());
-    } else if request.target.back_end == Some(BackEnd::Tflite) {
-        match checkpoint.config.rope() {
-            None => warnings.push(no_pipeline(&checkpoint.config)),
-            Some(rope) => {
-                let (prompt, generation) = runtime_shapes(&request.shapes)?;
-                let yaml = Yaml { prompt, generation, stems: &stems, embeds: scale, logits: logits_scale(&graphs) };
-                let text = runtime_yaml(checkpoint, rope, &yaml).into_bytes();
-                files.push(ExtraFile { path: format!("{model}.yaml"), content: ExtraContent::Bytes(text) });
-                warnings.extend(rope_warning(rope));
-                warnings.extend(head_warning(request));
-            }
-        }
-    }
+    let (yaml, told) = runtime(checkpoint, export, on_cpu, (&stems, &graphs))?;
+    files.extend(yaml);
+    warnings.extend(told);
     let compiler = compiler(request, &stems)?;
     if let Some(plan) = &compiler {
         warnings.extend(plan.warnings.iter().cloned());
@@ -159,6 +147,30 @@ pub fn export<'a>(checkpoint: &'a Checkpoint, export: &Export<'_>) -> Result<Exp
     let weights = checkpoint.tensors.iter().filter(|(name, _)| host_weights.contains(*name));
     let weights = weights.map(|(name, tensor)| (name.as_str(), tensor)).collect();
     Ok(Exported { graphs, weights, files, compiler, warnings })
+}
+
+/// The YAML for MediaTek's runtime, and what that cannot do.
+fn runtime(
+    checkpoint: &Checkpoint,
+    export: &Export<'_>,
+    on_cpu: bool,
+    (stems, graphs): (&BTreeMap<StepShape, Vec<String>>, &[Emitted]),
+) -> Result<(Option<ExtraFile>, Vec<Diagnostic>)> {
+    let request = export.request;
+    if on_cpu {
+        return Ok((None, vec![no_runtime()]));
+    }
+    if request.target.back_end != Some(BackEnd::Tflite) {
+        return Ok((None, Vec::new()));
+    }
+    let Some(rope) = checkpoint.config.rope() else {
+        return Ok((None, vec![no_pipeline(&checkpoint.config)]));
+    };
+    let (prompt, generation) = runtime_shapes(&request.shapes)?;
+    let yaml = Yaml { prompt, generation, stems, embeds: first_scale(graphs), logits: logits_scale(graphs) };
+    let text = runtime_yaml(checkpoint, rope, &yaml).into_bytes();
+    let file = ExtraFile { path: format!("{}.yaml", export.model), content: ExtraContent::Bytes(text) };
+    Ok((Some(file), rope_warning(rope).into_iter().chain(head_warning(request)).collect()))
 }
 
 /// What no target of MediaTek's can have, before any work.

@@ -76,15 +76,17 @@ pub(super) fn lower(writer: &mut Writer, op: &Op, call: &Call<'_>) -> Result<()>
         | Op::Rope {}
         | Op::Attention { .. }
         | Op::ShortConv {}
-        | Op::Silu {} => {
-            return Err(Diagnostic::error(Code::Misfit, format!("TFLite has no operator for `{}`", op.name()))
-                .subject(&call.value.name)
-                .need("plain operations")
-                .help("run the pass `decompose`, or the one for this operation")
-                .into());
-        }
+        | Op::Silu {} => return Err(no_operator(op, call)),
     }
     Ok(())
+}
+
+fn no_operator(op: &Op, call: &Call<'_>) -> crate::Error {
+    Diagnostic::error(Code::Misfit, format!("TFLite has no operator for `{}`", op.name()))
+        .subject(&call.value.name)
+        .need("plain operations")
+        .help("run the pass `decompose`, or the one for this operation")
+        .into()
 }
 
 /// A convolution always has a bias: LiteRT's interpreter goes without one, but delegates and NNAPI, whose form
