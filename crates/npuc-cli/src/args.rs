@@ -436,10 +436,11 @@ pub(crate) struct SamplingArgs {
 
 #[derive(Args)]
 pub(crate) struct VerifyArgs {
-    /// A bundle, a Hugging Face folder or a .gguf file
+    /// A bundle, a Hugging Face folder or a .gguf file; of Whisper the folder with both bundles, or a checkpoint
     pub(crate) model: PathBuf,
-    /// Safetensors with input_ids, and logits or greedy_ids; without it, this machine computes the reference
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids"])]
+    /// Safetensors with input_ids, and logits or greedy_ids; for Whisper with input_features and decoder_input_ids instead;
+    /// without it, this machine computes the reference
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "ids", "audio"])]
     pub(crate) reference: Option<PathBuf>,
     /// The checkpoint or bundle that this machine computes the reference with, or the word `float` for MODEL's own
     /// checkpoint in float; without it, MODEL itself
@@ -447,14 +448,17 @@ pub(crate) struct VerifyArgs {
     pub(crate) against: Option<PathBuf>,
     /// Compare with the golden outputs of the bundle MODEL what a board gave: safetensors with `logits` after each of the golden
     /// ids, or `out.<port>` of the golden step
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["reference", "against", "text", "ids"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["reference", "against", "text", "ids", "audio"])]
     pub(crate) device_outputs: Option<PathBuf>,
+    /// Speech to measure Whisper on, a WAV file
+    #[arg(long, value_name = "FILE.wav", group = "corpus")]
+    pub(crate) audio: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) corpus: CorpusArgs,
     /// Token ids of a window of the text, of which the second half is scored; without it, 512
     #[arg(long, value_name = "N", requires = "corpus")]
     pub(crate) context: Option<usize>,
-    /// Measure only the first N windows of the text
+    /// Measure only the first N windows of the text or sound
     #[arg(long, value_name = "N", requires = "corpus")]
     pub(crate) windows: Option<usize>,
     /// What counts as faithful, of cosine, sqnr, max_abs, top1, top10, greedy, and over a text kl, kl_p99, kl_max, ppl and

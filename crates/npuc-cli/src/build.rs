@@ -52,7 +52,7 @@ fn build(args: &BuildArgs, target: &Target, back_end: BackEnd, output: Output) -
 ///
 /// Errors: a folder with something else in it.
 fn pair(args: &BuildArgs) -> Result<Option<[BuildArgs; 2]>> {
-    if is_bundle(&args.model) || !is_whisper(&front::open(&args.model)?) {
+    if is_bundle(&args.model) || !is_whisper(&front::open(&args.model)?.config) {
         return Ok(None);
     }
     let folders = [speech::ENCODER, speech::DECODER];
@@ -67,13 +67,25 @@ fn pair(args: &BuildArgs) -> Result<Option<[BuildArgs; 2]>> {
     std::fs::create_dir_all(&args.output).map_err(|e| {
         Diagnostic::error(npuc::Code::Unwritable, format!("cannot make the folder: {e}")).file(&args.output)
     })?;
+    let recipe = args.recipe.clone().or_else(|| usual_recipe(args));
     Ok(Some([Stack::Encoder, Stack::Decoder].map(|stack| {
         let (folder, shapes) = match stack {
             Stack::Encoder => (speech::ENCODER, None),
             Stack::Decoder | Stack::Both => (speech::DECODER, args.shapes.clone()),
         };
-        BuildArgs { stack: Some(stack), output: args.output.join(folder), shapes, ..args.clone() }
+        let (recipe, output) = (recipe.clone(), args.output.join(folder));
+        BuildArgs { stack: Some(stack), recipe, output, shapes, ..args.clone() }
     })))
+}
+
+/// What Whisper becomes on a chip where there is speech to take ranges from and nothing else is asked for: weights in 8 bits and
+/// activations in 16. With activations in 8 bits it writes nonsense.
+fn usual_recipe(args: &BuildArgs) -> Option<String> {
+    let is_chip = target::find(&args.target).is_ok_and(|target| match target.back_end {
+        Some(BackEnd::Tflite | BackEnd::Qnn) => true,
+        Some(BackEnd::Host | BackEnd::Iree | BackEnd::Torq) | None => false,
+    });
+    (is_chip && args.chip.precision.is_none() && args.how.calibration.is_some()).then(|| "w8a16".to_owned())
 }
 
 /// Flags for modules that another back end would ignore.

@@ -51,7 +51,7 @@ pub(crate) fn command(args: &QuantizeArgs, output: Output) -> Result<()> {
     if args.no_tokenizer {
         checkpoint.tokenizer = None;
     }
-    if is_whisper(&checkpoint) && args.stack.is_none() {
+    if is_whisper(&checkpoint.config) && args.stack.is_none() {
         let fault =
             Diagnostic::error(Code::UnsupportedArchitecture, "Whisper's models are quantised where they are built");
         let help = format!("npuc build {} --recipe {} -o DIR", args.model.display(), args.recipe);

@@ -181,7 +181,7 @@ fn folds(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Folds> {
 
 /// How weights are rounded.
 fn quality(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Quality> {
-    let hears = is_whisper(checkpoint);
+    let hears = is_whisper(&checkpoint.config);
     let quality = match (how.quality, &how.calibration) {
         (Some(QualityArg::Best), _) if hears => {
             let fault = Diagnostic::error(Code::UnsupportedArchitecture, "GPTQ is not done for Whisper's models");
@@ -207,7 +207,7 @@ fn corpus(checkpoint: &Checkpoint, how: &RecipeArgs, threads: usize, output: Out
         return Err(fault.need("--samples of 1 at least and --tokens of 2 at least").into());
     }
     match &how.calibration {
-        path if is_whisper(checkpoint) => sound(checkpoint, path.as_deref(), threads),
+        path if is_whisper(&checkpoint.config) => sound(checkpoint, path.as_deref(), threads),
         Some(path) => Corpus::of_file(path, checkpoint, amount),
         None => {
             let spinner = output.spinner("the model writes its calibration text");
@@ -221,9 +221,9 @@ fn corpus(checkpoint: &Checkpoint, how: &RecipeArgs, threads: usize, output: Out
 /// Windows of sound that ranges are taken from, at most.
 const RANGE_WINDOWS: usize = 8;
 
-/// Whether the checkpoint hears instead of reading.
-pub(crate) fn is_whisper(checkpoint: &Checkpoint) -> bool {
-    match checkpoint.config {
+/// Whether the model hears instead of reading.
+pub(crate) fn is_whisper(config: &ModelConfig) -> bool {
+    match config {
         ModelConfig::Whisper(_) => true,
         ModelConfig::Llama(_) | ModelConfig::Lfm2(_) => false,
     }

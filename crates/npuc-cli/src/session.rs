@@ -18,6 +18,7 @@ use npuc_run::modules;
 use npuc_run::program::{DEFAULT_CAPACITY, Program, shapes_of};
 use npuc_run::session::{Session, Steps};
 use npuc_run::speech::{self, Speech, Whisper};
+use npuc_run::text::Tokenizer;
 use npuc_run::toolchain::{Installed, Tool, find};
 
 use crate::args::{DeviceArgs, On, shapes, threads};
@@ -38,17 +39,35 @@ pub(crate) fn open(
 /// What is named on the command line, and which of Whisper's models it is about where it is a checkpoint of both.
 type Named<'a> = (&'a Path, Option<Stack>);
 
+/// Both models of Whisper on a device.
+pub(crate) struct OpenedWhisper {
+    pub(crate) whisper: Whisper,
+    /// The tokenizer, if the model has one; what is wrong with it if it cannot be used.
+    pub(crate) tokenizer: Result<Option<Tokenizer>>,
+    /// Whether activations are whole numbers where the target computes.
+    pub(crate) whole_numbers: bool,
+    /// What is odd but does not stop the work.
+    pub(crate) warnings: Vec<Diagnostic>,
+}
+
 /// Both models of Whisper on the device: those of a checkpoint, or the two bundles in a folder.
 pub(crate) fn open_speech(model: &Path, device: &DeviceArgs) -> Result<Speech> {
+    let OpenedWhisper { whisper, tokenizer, .. } = open_whisper(model, device)?;
+    Speech::new(whisper, tokenizer?).map_err(|e| e.in_file(model))
+}
+
+/// The same with or without a tokenizer.
+pub(crate) fn open_whisper(model: &Path, device: &DeviceArgs) -> Result<OpenedWhisper> {
     let halves = [(speech::ENCODER, Stack::Encoder), (speech::DECODER, Stack::Decoder)];
     let [encoder, decoder] = halves.map(|(folder, stack)| {
         let path = if is_pair(model) { model.join(folder) } else { model.to_path_buf() };
         opened((&path, Some(stack)), device, None, &[])
     });
     let (encoder, mut decoder) = (encoder?, decoder?);
-    let text = std::mem::replace(&mut decoder.0.text, Ok(None))?;
+    let text = std::mem::replace(&mut decoder.0.text, Ok(None));
+    let (whole_numbers, warnings) = (encoder.0.whole_numbers || decoder.0.whole_numbers, decoder.0.warnings.clone());
     let whisper = Whisper::new((&encoder.0, encoder.1), (&decoder.0, decoder.1))?;
-    Speech::new(whisper, text.map(|text| text.tokenizer)).map_err(|e| e.in_file(model))
+    Ok(OpenedWhisper { whisper, tokenizer: text.map(|text| text.map(|text| text.tokenizer)), whole_numbers, warnings })
 }
 
 /// Whether the folder holds the bundles of both models of Whisper.

@@ -16,13 +16,15 @@ use crate::output::Output;
 use crate::{corpus, session};
 
 mod render;
+mod speech;
 
 use render::render;
+use speech::Subject;
 
 #[derive(Serialize)]
-struct Report {
+struct Report<F: Serialize> {
     #[serde(flatten)]
-    fidelity: Fidelity,
+    figures: F,
     measured_on: &'static str,
     faithful: bool,
     warnings: Vec<Diagnostic>,
@@ -35,6 +37,11 @@ pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
     let gate: Option<Gate> = args.gate.as_ref().map(|gate| gate.parse()).transpose()?;
     if let Some(outputs) = &args.device_outputs {
         return of_board(args, outputs, gate, output);
+    }
+    match speech::subject(&args.model) {
+        Subject::Text => speech::refuse_audio(args)?,
+        Subject::Half => return Err(speech::refuse_half(&args.model)),
+        Subject::Speech => return speech::command(args, gate, output),
     }
     let read = args.reference.as_ref().map(|path| Reference::read(path)).transpose()?;
     let on_text = args.corpus.text.is_some() || args.corpus.ids.is_some();
@@ -51,12 +58,33 @@ pub(crate) fn command(args: &VerifyArgs, output: Output) -> Result<u8> {
         _ => measured(args, (&program, session), against.as_deref(), context)?,
     };
     drop(spinner);
-    let measured_on = args.device.on.name();
-    let verdict = gate.unwrap_or_else(|| Gate::default_for(&fidelity, program.whole_numbers)).check(&fidelity);
+    let text = render(&fidelity, args.device.on.name());
+    let judged = Judged { figures: fidelity.clone(), whole_numbers: program.whole_numbers };
+    finish(fidelity, judged, text, gate, args.device.on, program.warnings.clone(), output)
+}
+
+/// What a gate is held against.
+struct Judged {
+    figures: Fidelity,
+    /// Whether the default gate is that of whole numbers.
+    whole_numbers: bool,
+}
+
+/// Prints the figures and the gate's verdict; gives the exit status.
+fn finish(
+    figures: impl Serialize,
+    judged: Judged,
+    text: String,
+    gate: Option<Gate>,
+    on: On,
+    warnings: Vec<Diagnostic>,
+    output: Output,
+) -> Result<u8> {
+    let Judged { figures: of, whole_numbers } = judged;
+    let verdict = gate.unwrap_or_else(|| Gate::default_for(&of, whole_numbers)).check(&of);
     let broken = verdict.as_ref().err().map(|e| e.diagnostics().to_vec()).unwrap_or_default();
-    let report =
-        Report { fidelity, measured_on, faithful: broken.is_empty(), warnings: program.warnings.clone(), broken };
-    output.result(&report, &render(&report.fidelity, measured_on))?;
+    let report = Report { figures, measured_on: on.name(), faithful: broken.is_empty(), warnings, broken };
+    output.result(&report, &text)?;
     let Err(error) = verdict else { return Ok(0) };
     output.note(&error.to_string());
     Ok(error.exit_status())
@@ -116,7 +144,7 @@ fn reference_model(against: &Path, model: &Path) -> Result<PathBuf> {
     if against != Path::new(FLOAT) {
         return Ok(against.to_path_buf());
     }
-    if !bundle::is_bundle(model) {
+    if !bundle::is_bundle(model) && !session::is_pair(model) {
         return Ok(model.to_path_buf());
     }
     Err(Diagnostic::error(Code::BadArgument, "a bundle does not say where its checkpoint is")

@@ -76,11 +76,19 @@ pub fn calibrate<'a>(
         }
     }
     let mut ranges: Vec<Ranges> = ranges.iter().map(|part| part.with_headroom(HEADROOM)).collect::<Result<_>>()?;
-    if let (Some(first), Some(table)) = (ranges.first_mut(), checkpoint.tensors.get(llama::EMBEDDING)) {
-        first.widen("embeds", quant::largest(table));
+    if let (Some(first), Some(reach)) = (ranges.first_mut(), embeds_reach(checkpoint)) {
+        first.widen("embeds", reach);
     }
     share_boundaries(&chunks[..parts.len()], &mut ranges)?;
     Ok(ranges)
+}
+
+/// The largest magnitude that may enter by the port `embeds`: any row of the table, with any position added to it where the model
+/// has such a table. `None` for an encoder of sound.
+pub(crate) fn embeds_reach(checkpoint: &Checkpoint) -> Option<f32> {
+    let largest = |name: &str| checkpoint.tensors.get(name).map(quant::largest);
+    let positions = checkpoint.config.positions_table().and_then(largest);
+    Some(largest(llama::EMBEDDING)? + positions.unwrap_or(0.0))
 }
 
 /// The steps that the sequences are run in.

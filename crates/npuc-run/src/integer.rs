@@ -9,12 +9,12 @@ use std::sync::Arc;
 use npuc::build::{Plan, weight_types};
 use npuc::front::Checkpoint;
 use npuc::ir::Graph;
-use npuc::model::{self, StepShape, llama};
+use npuc::model::{self, StepShape};
 use npuc::pass::{self, Pass};
 use npuc::quant::{self, Encodings, Ranges, Scheme, WeightFormat};
 use npuc::{Result, Tensor, back, target};
 
-use crate::calibrate::{HEADROOM, Material, seen};
+use crate::calibrate::{HEADROOM, Material, embeds_reach, seen};
 use crate::program::{Program, Segment, Step};
 
 /// The passes before whole numbers as Qualcomm's NPUs have them; norms and rotary embeddings stay whole.
@@ -76,8 +76,8 @@ pub fn ranges<'a>(
         ranges.join(seen);
     }
     let mut ranges = ranges.with_headroom(HEADROOM)?;
-    if let Some(table) = checkpoint.tensors.get(llama::EMBEDDING) {
-        ranges.widen("embeds", quant::largest(table));
+    if let Some(reach) = embeds_reach(checkpoint) {
+        ranges.widen("embeds", reach);
     }
     Ok(ranges)
 }

@@ -217,9 +217,9 @@ impl Session {
         self.listens = true;
     }
 
-    /// The elements of each port of what the model listens to, in port order.
-    pub(crate) fn heard_elements(&self) -> impl Iterator<Item = usize> + use<> {
-        self.heard.iter().map(Vec::len).collect::<Vec<_>>().into_iter()
+    /// What it listens to, in port order.
+    pub(crate) fn heard(&self) -> &[Vec<f32>] {
+        &self.heard
     }
 
     /// Goes back to where the conversation and `prompt` part, and gives how many tokens of the prompt are

@@ -90,7 +90,7 @@ pub(super) fn calibration(args: &BuildArgs, checkpoint: &Checkpoint, prepared: O
         return Ok(corpus);
     }
     match &args.how.calibration {
-        path if is_whisper(checkpoint) => sound(checkpoint, path.as_deref(), threads(None)),
+        path if is_whisper(&checkpoint.config) => sound(checkpoint, path.as_deref(), threads(None)),
         Some(path) => Corpus::of_file(path, checkpoint, RANGES_OF_FILE),
         None => Corpus::of_model(checkpoint, RANGES_OF_MODEL, threads(None)),
     }

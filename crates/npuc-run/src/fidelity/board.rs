@@ -52,7 +52,7 @@ fn spread(count: usize) -> Vec<f32> {
 
 /// The golden outputs of a model that reads tokens, which listens to [`spread`] numbers if it listens.
 fn write_run(folder: &Path, program: &Program, mut session: Session) -> Result<Vec<String>> {
-    let heard: Vec<Vec<f32>> = session.heard_elements().map(spread).collect();
+    let heard: Vec<Vec<f32>> = session.heard().iter().map(|port| spread(port.len())).collect();
     if !heard.is_empty() {
         session.listen(heard.iter().map(Vec::as_slice));
     }

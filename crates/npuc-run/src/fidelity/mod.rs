@@ -9,6 +9,7 @@ mod gate;
 mod modules;
 mod pairs;
 mod reference;
+mod speech;
 mod sqnr;
 mod text;
 mod trace;
@@ -23,6 +24,9 @@ pub use figures::{Fidelity, best_id};
 pub use gate::Gate;
 pub use modules::{OfModules, compare_modules};
 pub use reference::{Reference, compare};
+pub use speech::{
+    HeardFidelity, MOST_IDS, SpeechFidelity, SpeechReference, Texts, compare_speech, compare_speech_reference,
+};
 pub use sqnr::{Layers, ValueFidelity, layers};
 pub(crate) use text::kl;
 pub use text::{CosineBin, Kl, Perplexity, TextFigures, compare_text, perplexity};

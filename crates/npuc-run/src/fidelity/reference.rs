@@ -75,7 +75,7 @@ impl Reference {
     }
 }
 
-fn int_rows(tensors: &SafeTensors<'_>, name: &str) -> Result<Option<Vec<Vec<u32>>>, String> {
+pub(super) fn int_rows(tensors: &SafeTensors<'_>, name: &str) -> Result<Option<Vec<Vec<u32>>>, String> {
     let Ok(tensor) = tensors.tensor(name) else { return Ok(None) };
     let &[_, width] = tensor.shape() else {
         return Err(format!("the tensor needs two axes and has the shape {:?}", tensor.shape()));
@@ -91,9 +91,9 @@ fn int_rows(tensors: &SafeTensors<'_>, name: &str) -> Result<Option<Vec<Vec<u32>
     Ok(Some(ids.chunks_exact(width).map(<[u32]>::to_vec).collect()))
 }
 
-type Scores = (Vec<Vec<f32>>, usize);
+pub(super) type Scores = (Vec<Vec<f32>>, usize);
 
-fn float_rows(tensors: &SafeTensors<'_>, batch: usize, tokens: usize) -> Result<Option<Scores>, String> {
+pub(super) fn float_rows(tensors: &SafeTensors<'_>, batch: usize, tokens: usize) -> Result<Option<Scores>, String> {
     let Ok(tensor) = tensors.tensor("logits") else { return Ok(None) };
     let vocab = match tensor.shape() {
         &[b, t, vocab] if b == batch && t == tokens && vocab > 0 && tensor.dtype() == Dtype::F32 => vocab,

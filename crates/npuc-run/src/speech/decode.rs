@@ -46,6 +46,8 @@ pub struct Decoder<'a> {
     options: &'a Options,
     /// Start, language, task.
     opening: Vec<u32>,
+    /// The most ids of a window.
+    most: usize,
     /// The scores of a step, `[vocab]`.
     scores: Vec<f32>,
     /// Attempts so far; each has a seed of its own.
@@ -66,7 +68,17 @@ impl<'a> Decoder<'a> {
         };
         opening.extend(rules.opening());
         let (scores, busy) = (Vec::new(), Duration::ZERO);
-        Decoder { tokens, rules, options, opening, scores, attempts: 0, busy, sampled: 0 }
+        Decoder { tokens, rules, options, opening, most: usize::MAX, scores, attempts: 0, busy, sampled: 0 }
+    }
+
+    /// The same for at most `most` ids of each window.
+    pub fn at_most(self, most: usize) -> Decoder<'a> {
+        Decoder { most, ..self }
+    }
+
+    /// What is fed before the first id that is sampled, without text before.
+    pub fn opening(&self) -> &[u32] {
+        &self.opening
     }
 
     /// Decodes the window that the recogniser listens to, at one temperature after the other until the result is good
@@ -124,7 +136,7 @@ impl<'a> Decoder<'a> {
                 break;
             }
             ids.push(id);
-            if ids.len() == capacity / 2 || fed == capacity {
+            if ids.len() == self.most.min(capacity / 2) || fed == capacity {
                 break;
             }
             let began = Instant::now();

@@ -10,6 +10,7 @@ mod rules;
 mod tokens;
 mod transcribe;
 
+use npuc::front::config::WhisperConfig;
 use npuc::{Code, Diagnostic, Result};
 use npuc_audio::mel::Bands;
 
@@ -21,6 +22,7 @@ pub use languages::Language;
 pub use model::{Encoder, Whisper};
 pub use rules::Rules;
 pub use tokens::{Kind, SpeechTokens, TIMESTAMP_S, Task};
+pub(crate) use transcribe::language_heard;
 pub use transcribe::{Options, Segment, Timing, Transcript, transcribe};
 
 /// A Whisper model on any device: 30 s of sound, then tokens about them.
@@ -68,17 +70,24 @@ impl Speech {
     ///
     /// Errors: no tokenizer, or one that is not Whisper's; a number of bands that no published model has.
     pub fn new(whisper: Whisper, tokenizer: Option<Tokenizer>) -> Result<Speech> {
-        let (mels, vocab) = (whisper.config().mels, whisper.config().vocab);
         let fault =
             || Diagnostic::error(Code::BadTokenizer, "the model has no tokenizer, so nothing can be written down");
         let tokenizer = tokenizer.ok_or_else(|| fault().help("put the model's tokenizer.json into its folder"))?;
-        let bands = Bands::from_count(mels).ok_or_else(|| {
-            Diagnostic::error(Code::UnsupportedAudio, "no extractor makes spectrograms of so many bands")
-                .need("80 or 128")
-                .have(mels)
-        })?;
-        Ok(Speech { recogniser: Box::new(whisper), tokenizer, kind: Kind::of_vocab_size(vocab), bands })
+        let (bands, kind) = (bands(whisper.config())?, Kind::of_vocab_size(whisper.config().vocab));
+        Ok(Speech { recogniser: Box::new(whisper), tokenizer, kind, bands })
     }
+}
+
+/// The bands of the windows that a model hears.
+///
+/// Errors: a number of bands that no published model has.
+pub fn bands(config: &WhisperConfig) -> Result<Bands> {
+    Bands::from_count(config.mels).ok_or_else(|| {
+        Diagnostic::error(Code::UnsupportedAudio, "no extractor makes spectrograms of so many bands")
+            .need("80 or 128")
+            .have(config.mels)
+            .into()
+    })
 }
 
 /// The folders of a bundle of Whisper, each a bundle of one of its models.

@@ -2,9 +2,11 @@
 //!
 //! The encoder computes the keys and values of the decoder's layers once for a window; the decoder's session keeps them.
 
+use std::collections::BTreeMap;
+
 use npuc::front::ModelConfig;
 use npuc::front::config::WhisperConfig;
-use npuc::model::Port;
+use npuc::model::{Port, StateKind};
 use npuc::{Code, Diagnostic, Result};
 
 use super::Recogniser;
@@ -109,6 +111,24 @@ impl Whisper {
     /// The decoder.
     pub fn decoder(&mut self) -> &mut Session {
         &mut self.decoder
+    }
+
+    /// What was heard last: keys and values `[heads, positions, head_dim]` of each layer of the decoder, in port order.
+    /// Zeros before the first window.
+    pub fn heard(&self) -> impl ExactSizeIterator<Item = (Port, &[f32])> {
+        self.decoder.heard().iter().enumerate().map(|(place, numbers)| {
+            let kind = if place % 2 == 0 { StateKind::Key } else { StateKind::Value };
+            (Port::Heard(kind, place / 2), numbers.as_slice())
+        })
+    }
+
+    /// How many numbers of each value of both models were beyond their encodings so far, as [`Session::saturated`] tells it.
+    pub fn saturated(&self) -> BTreeMap<String, u64> {
+        let mut all = self.decoder.saturated();
+        for (name, count) in self.encoder.step.device.saturated() {
+            *all.entry(name).or_default() += count;
+        }
+        all
     }
 }
 

@@ -125,8 +125,8 @@ pub struct Segment {
 }
 
 /// A language that was heard.
-struct Detected {
-    language: Language,
+pub(crate) struct Detected {
+    pub(crate) language: Language,
     /// Among the languages that the model knows.
     probability: f64,
 }
@@ -237,8 +237,16 @@ impl Ear<'_> {
 /// it decodes; npuc hears zeros both times, and so encodes the window once.
 fn detect(ear: &mut Ear<'_>, tokens: &SpeechTokens<'_>, first: &Window) -> Result<Detected> {
     ear.listen(0, first)?;
-    ear.recogniser.restart(&[tokens.start], &mut |_| {})?;
-    let scores = ear.recogniser.scores();
+    language_heard(ear.recogniser, tokens)
+}
+
+/// The language of the window that the recogniser listens to, the first of equally probable ones.
+///
+/// # Errors
+/// `unfaithful` for scores that are not numbers, `bad-tokenizer` if there are fewer than tokens, and those of the recogniser.
+pub(crate) fn language_heard(recogniser: &mut dyn Recogniser, tokens: &SpeechTokens<'_>) -> Result<Detected> {
+    recogniser.restart(&[tokens.start], &mut |_| {})?;
+    let scores = recogniser.scores();
     check_scores(scores, tokens)?;
     let known: Vec<f32> = tokens.languages.iter().map(|(_, id)| scores[*id as usize]).collect();
     let first_of_best = |best: usize, i: usize| if known[i] > known[best] { i } else { best };

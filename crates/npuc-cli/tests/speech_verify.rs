@@ -1,0 +1,322 @@
+//! `npuc verify` for Whisper: over sound and recorded outputs, on pairs of bundles and checkpoints, and what it refuses.
+//!
+//! The small model has random weights, windows of 30 s and a tokenizer of single bytes; outputs of transformers are in
+//! `../shared/fixtures/whisper-f32`.
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+mod program;
+
+use program::{checkpoint, npuc};
+
+/// The first timestamp of the small tokenizer, behind 256 bytes and ten special tokens.
+const TIME: u32 = 266;
+const VOCAB: u32 = TIME + 1501;
+
+/// Standard output, standard error and exit status.
+fn run(args: &[&str]) -> (String, String, i32) {
+    let output = npuc().args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (text(&output.stdout), text(&output.stderr), output.status.code().unwrap())
+}
+
+fn succeed(args: &[&str]) {
+    let (_, stderr, status) = run(args);
+    assert_eq!(status, 0, "{args:?}: {stderr}");
+}
+
+/// What `npuc verify --json` says, and its exit status.
+fn figures(args: &[&str]) -> (Value, i32) {
+    let (stdout, stderr, status) = run(&[&["verify", "--json"], args].concat());
+    (serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{args:?}: {e} in {stdout}{stderr}")), status)
+}
+
+/// Writes a checkpoint of random weights with its tokenizer.
+fn write_small(folder: &Path, mels: usize, vocab: u32) {
+    let config = json!({
+        "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 64,
+        "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": vocab, "num_mel_bins": mels,
+        "max_source_positions": 1500, "max_target_positions": 64, "bos_token_id": 256, "eos_token_id": 256,
+        "decoder_start_token_id": 257,
+    });
+    let file = folder.with_extension("json");
+    fs::write(&file, config.to_string()).unwrap();
+    succeed(&["synth", path(&file), "-o", path(folder), "--format", "f32", "--seed", "3"]);
+    fs::write(folder.join("tokenizer.json"), tokenizer().to_string()).unwrap();
+}
+
+/// A `tokenizer.json` of single bytes and Whisper's special tokens.
+fn tokenizer() -> Value {
+    let mut others = '\u{100}'..;
+    let plain = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let alphabet = (0..=255u8).map(|byte| if plain(&byte) { char::from(byte) } else { others.next().unwrap() });
+    let mut vocab: HashMap<String, u32> = (0u32..).zip(alphabet).map(|(id, c)| (c.to_string(), id)).collect();
+    let names = "endoftext startoftranscript en de translate transcribe startoflm startofprev nospeech notimestamps";
+    let added: Vec<Value> = (256u32..)
+        .zip(names.split(' '))
+        .map(|(id, name)| {
+            vocab.insert(format!("<|{name}|>"), id);
+            json!({"id": id, "content": format!("<|{name}|>"), "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false})
+        })
+        .collect();
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+            "end_of_word_suffix": "", "fuse_unk": false, "vocab": vocab, "merges": []}})
+}
+
+/// Writes `seconds` of a tone that changes, 16 kHz in 16 bits.
+fn write_wav(file: &Path, seconds: f64) {
+    let samples = (0..(seconds * 16_000.0) as u32).map(|i| {
+        let t = f64::from(i) / 16_000.0;
+        (6000.0 * (t * 2000.0 + 300.0 * (3.0 * t).sin()).sin() * (5.0 * t).sin().abs()) as i16
+    });
+    let data: Vec<u8> = samples.flat_map(i16::to_le_bytes).collect();
+    let mut bytes = b"RIFF".to_vec();
+    bytes.extend((36 + data.len() as u32).to_le_bytes());
+    bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data");
+    bytes.extend((data.len() as u32).to_le_bytes());
+    bytes.extend(data);
+    fs::write(file, bytes).unwrap();
+}
+
+/// The small model, pairs of bundles of it, others beside it, and sound.
+struct Stage {
+    folder: TempDir,
+}
+
+impl Stage {
+    fn at(&self, name: &str) -> String {
+        path(&self.folder.path().join(name)).to_owned()
+    }
+}
+
+fn stage() -> &'static Stage {
+    static STAGE: OnceLock<Stage> = OnceLock::new();
+    STAGE.get_or_init(|| {
+        let stage = Stage { folder: tempfile::tempdir().unwrap() };
+        let at = |name: &str| stage.folder.path().join(name);
+        write_small(&at("small"), 80, VOCAB);
+        write_small(&at("wide"), 128, VOCAB + 1);
+        write_small(&at("mute"), 80, VOCAB);
+        fs::remove_file(at("mute/tokenizer.json")).unwrap();
+        write_wav(&at("sound.wav"), 32.0);
+        write_wav(&at("nothing.wav"), 0.005);
+        fs::write(at("text"), "no sound").unwrap();
+        let small = stage.at("small");
+        succeed(&["build", &small, "-o", &stage.at("pair")]);
+        succeed(&["build", &small, "--recipe", "q8_0", "-o", &stage.at("q8")]);
+        stage
+    })
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The fixture's folder.
+fn fixture() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/whisper-f32");
+    if !path.is_dir() {
+        eprintln!("NOT RUN: the fixture whisper-f32, because ../shared/fixtures is absent");
+        return None;
+    }
+    Some(path)
+}
+
+fn number(of: &Value, name: &str) -> f64 {
+    of[name].as_f64().unwrap_or_else(|| panic!("{name} in {of}"))
+}
+
+/// The same model on the same device gives the same numbers, as a checkpoint and as a pair of bundles.
+#[test]
+fn a_model_agrees_with_itself() {
+    let stage = stage();
+    let (small, pair, sound) = (stage.at("small"), stage.at("pair"), stage.at("sound.wav"));
+    for (model, against, more, windows) in [
+        (&small, small.as_str(), &["--windows", "1"][..], 1),
+        (&small, "float", &["--windows", "1"], 1),
+        (&pair, &small, &["--threads", "1"], 2),
+    ] {
+        let args = [&[model.as_str(), "--against", against, "--audio", &sound], more].concat();
+        let (said, status) = figures(&args);
+        assert_eq!(status, 0, "{said}");
+        assert_eq!((&said["windows"], &said["measured_on"]), (&json!(windows), &json!("host")));
+        assert_eq!((&said["faithful"], &said["greedy"], &said["top1"]), (&json!(true), &json!(1.0), &json!(1.0)));
+        assert_eq!(
+            (&said["max_abs"], &said["sqnr_db"], &said["heard"]["sqnr_db"]),
+            (&json!(0.0), &json!(null), &json!(null))
+        );
+        assert!(number(&said, "cosine_min") > 0.999_999 && number(&said["heard"], "cosine_min") > 0.999_999, "{said}");
+        assert_eq!(said["texts"]["model"], said["texts"]["reference"]);
+        // Every id that was written and the one before them is a position.
+        let greedy = said["greedy_ids"].as_u64().unwrap();
+        assert!(greedy > windows && said["positions"].as_u64().unwrap() <= greedy + windows, "{said}");
+        assert!(said["texts"]["word_error_rate"].as_f64().is_none_or(|rate| rate == 0.0), "{said}");
+    }
+}
+
+/// Rounded weights are a little off, inside and in the scores; the gate judges the scores.
+#[test]
+fn rounded_weights_are_a_little_off() {
+    let stage = stage();
+    let (small, q8, sound) = (stage.at("small"), stage.at("q8"), stage.at("sound.wav"));
+    let args = [q8.as_str(), "--against", &small, "--audio", &sound, "--windows", "1"];
+    let (said, status) = figures(&[&args[..], &["--gate", "cosine>=0.99,top1>=0.5,sqnr>=15"]].concat());
+    assert_eq!(status, 0, "{said}");
+    for of in [&said, &said["heard"]] {
+        let (cosine, db) = (number(of, "cosine_min"), number(of, "sqnr_db"));
+        assert!((0.99..0.999_999).contains(&cosine) && (15.0..60.0).contains(&db), "{of}");
+    }
+    assert!(said["heard"]["cosine_min_port"].as_str().unwrap().starts_with("heard_"));
+    for gate in ["cosine>=0.9999999", "max_abs<=0", "kl<=1"] {
+        let (said, status) = figures(&[&args[..], &["--gate", gate]].concat());
+        assert_eq!((status, &said["faithful"], &said["broken"][0]["need"]), (1, &json!(false), &json!(gate)));
+    }
+    let (stdout, stderr, status) = run(&[&["verify"], &args[..], &["--gate", "cosine>=2"]].concat());
+    assert_eq!(status, 1);
+    assert!(stderr.contains("error[unfaithful]: a figure breaks a condition of the gate"), "{stderr}");
+    for line in [
+        "windows           1\n",
+        "heard, cosine     0.9",
+        "heard, SQNR ",
+        "word errors ",
+        "positions ",
+        "measured on       host\n",
+        "  the model      ",
+    ] {
+        assert!(stdout.contains(line), "{line}: {stdout}");
+    }
+}
+
+/// What transformers recorded is what a checkpoint and a pair of bundles give.
+#[test]
+fn recorded_outputs_are_met() {
+    let Some(fixture) = fixture() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let pair = folder.path().join("pair");
+    succeed(&["build", path(&fixture), "--shapes", "16t64c,1t64c", "-o", path(&pair)]);
+    let expected = fixture.join("expected.safetensors");
+    for model in [&fixture, &pair] {
+        let (said, status) = figures(&[path(model), "--reference", path(&expected)]);
+        assert_eq!((status, &said["windows"], &said["positions"]), (0, &json!(1), &json!(8)), "{said}");
+        assert_eq!((&said["greedy_ids"], &said["greedy"], &said["top1"]), (&json!(12), &json!(1.0), &json!(1.0)));
+        assert!(
+            number(&said, "max_abs") < 2e-4 && said.get("heard").is_none() && said.get("texts").is_none(),
+            "{said}"
+        );
+    }
+    let (said, status) = figures(&[path(&pair), "--reference", path(&expected), "--gate", "max_abs<=1e-12"]);
+    assert_eq!((status, &said["broken"][0]["code"]), (1, &json!("unfaithful")), "{said}");
+    // Another model breaks the default gate.
+    let q8 = folder.path().join("q4");
+    succeed(&["build", path(&fixture), "--recipe", "q4_0", "--shapes", "16t64c,1t64c", "-o", path(&q8)]);
+    let (said, status) = figures(&[path(&q8), "--reference", path(&expected)]);
+    assert_eq!((status, &said["faithful"]), (1, &json!(false)), "{said}");
+}
+
+/// Writes a file of recorded outputs, of which tensors may be left out or have another shape.
+fn write_reference(file: &Path, tensors: &[(&str, Dtype, &[usize])]) {
+    let bytes = |dtype: Dtype, shape: &[usize]| {
+        let size = if dtype == Dtype::I64 { 8 } else { 4 };
+        vec![0u8; size * shape.iter().product::<usize>()]
+    };
+    let data: Vec<Vec<u8>> = tensors.iter().map(|(_, dtype, shape)| bytes(*dtype, shape)).collect();
+    let views = tensors
+        .iter()
+        .zip(&data)
+        .map(|((name, dtype, shape), data)| (*name, TensorView::new(*dtype, shape.to_vec(), data).unwrap()));
+    fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// What is wrong with recorded outputs is told with the tensor.
+#[test]
+fn other_recorded_outputs_are_refused() {
+    const MEL: (&str, Dtype, &[usize]) = ("input_features", Dtype::F32, &[1, 80, 3000]);
+    const IDS: (&str, Dtype, &[usize]) = ("decoder_input_ids", Dtype::I64, &[1, 2]);
+    const GREEDY: (&str, Dtype, &[usize]) = ("greedy_ids", Dtype::I64, &[1, 3]);
+    let stage = stage();
+    let (small, file) = (stage.at("small"), stage.folder.path().join("recorded"));
+    for (tensors, message) in [
+        (&[IDS, GREEDY][..], "the reference has no windows of sound"),
+        (&[("input_features", Dtype::F32, &[80, 3000]), IDS, GREEDY], "the reference has no windows of sound"),
+        (&[("input_features", Dtype::I32, &[1, 80, 3000]), IDS, GREEDY], "the reference has no windows of sound"),
+        (&[MEL, GREEDY], "the reference has no ids for the decoder"),
+        (&[MEL, IDS], "the reference has nothing to compare with"),
+        (&[MEL, IDS, ("greedy_ids", Dtype::I64, &[2, 3])], "the reference has another number of rows than of windows"),
+        (&[MEL, IDS, ("logits", Dtype::F32, &[1, 3, 7])], "the tensor needs F32[1, 2, vocab] and has F32[1, 3, 7]"),
+        (&[MEL, IDS, ("logits", Dtype::F32, &[1, 2, 7])], "the reference has another vocabulary than the model"),
+        (
+            &[("input_features", Dtype::F32, &[1, 80, 300]), IDS, GREEDY],
+            "the reference has other windows than the model hears",
+        ),
+    ] {
+        write_reference(&file, tensors);
+        let (_, stderr, status) = run(&["verify", &small, "--reference", path(&file)]);
+        assert_eq!(status, 3, "{stderr}");
+        assert!(stderr.starts_with(&format!("error[bad-reference]: {message}\n  --> ")), "{stderr}");
+    }
+}
+
+/// Every refusal says what to give instead, and bad sound is told before a model is opened.
+#[test]
+fn misuse_is_told() {
+    let stage = stage();
+    let help = format!("npuc verify {} --audio speech.wav", stage.at("pair"));
+    let bundle = "bad-argument]: this is one of Whisper's two models, which are measured together";
+    let nothing = "bad-argument]: there is nothing to measure Whisper on";
+    for (args, told, also) in [
+        ("small", nothing, "--audio FILE.wav with --against MODEL"),
+        ("pair", nothing, "or --reference FILE"),
+        ("small --against pair", nothing, "--audio FILE.wav"),
+        ("small --audio sound.wav", "bad-argument]: this machine would be compared with itself", "--against MODEL"),
+        ("small --text text", "bad-argument]: --text is about text, and Whisper is measured on sound", "--audio"),
+        ("pair --ids text", "bad-argument]: --ids is about text, and Whisper is measured on sound", "--audio"),
+        ("small --audio sound.wav --context 8", "bad-argument]: --context is about text", "--audio"),
+        ("pair --audio sound.wav --windows 0 --against small", "bad-argument]: there is no window", "at least 1"),
+        ("qwen3 --audio sound.wav", "bad-argument]: sound is for Whisper, and this model reads", "use --text FILE"),
+        ("pair/encoder", bundle, &help),
+        ("pair/decoder --audio sound.wav --against small", bundle, &help),
+        ("small --audio sound.wav --against q8/decoder", bundle, "encoder/"),
+        ("pair --audio sound.wav --against float", "bad-argument]: a bundle does not say where", "--against PATH"),
+        ("small --audio text --against /nowhere", "unknown-format]: the file is no WAV file", "RIFF"),
+        ("small --audio /nowhere.wav --against pair", "unreadable]: cannot read the audio", "/nowhere.wav"),
+        ("small --audio nothing.wav --against pair", "bad-argument]: there is no sound to measure on", "10 ms"),
+        ("mute --audio sound.wav --against small", "no-tokenizer]: the model has no tokenizer", "tokenizer.json"),
+        ("small --audio sound.wav --against wide", "bad-reference]: the models to compare have", "1768 ids"),
+        ("small --audio sound.wav --against qwen3", "unsupported-architecture]: the model is not what", "Whisper"),
+        ("pair --audio sound.wav --against small --shapes 1t64c", "bad-argument]: a bundle has the shapes", "--shapes"),
+        ("small --audio sound.wav --on null", "bad-argument]: the null back end computes nothing", "npuc bench"),
+        ("small --audio sound.wav --on qnn", "bad-argument]: the emulation runs bundles", "npuc build MODEL"),
+        ("small --audio sound.wav --against pair --gate a>1", "bad-argument]: a gate's condition", "cosine"),
+        (
+            "small --audio sound.wav --reference text",
+            ": the argument '--audio <FILE.wav>' cannot be used",
+            "--reference",
+        ),
+    ] {
+        let named = |word: &str| match word {
+            "qwen3" => path(&checkpoint("qwen3-bf16")).to_owned(),
+            _ if word != "float" && stage.folder.path().join(word).exists() => stage.at(word),
+            _ => word.to_owned(),
+        };
+        let args: Vec<String> = args.split(' ').map(named).collect();
+        let args: Vec<&str> = ["verify"].into_iter().chain(args.iter().map(String::as_str)).collect();
+        let (stdout, stderr, status) = run(&args);
+        assert!(status != 0 && stdout.is_empty(), "{args:?}: {stdout}");
+        assert!(stderr.trim_start_matches("error").trim_start_matches('[').starts_with(told), "{args:?}: {stderr}");
+        assert!(stderr.contains(also), "{args:?}: {also} in {stderr}");
+    }
+}
