@@ -10,6 +10,8 @@ use npuc::bundle::is_bundle;
 use npuc::bundle::write::{self, Contents, Written};
 use npuc::front::config::Stack;
 use npuc::front::{self, Checkpoint};
+use npuc::quant::plan::{Destination, activation};
+use npuc::quant::recipe::Recipe;
 use npuc::target::Target;
 use npuc::{Diagnostic, Result, target};
 use npuc_run::speech;
@@ -21,6 +23,7 @@ use crate::recipe::is_whisper;
 use crate::session;
 
 mod chip;
+mod eight_bits;
 pub(crate) mod host;
 mod modules;
 mod qnn;
@@ -32,13 +35,21 @@ pub(crate) fn command(args: &BuildArgs, output: Output) -> Result<()> {
     let target = target::find(&args.target)?;
     let back_end = target.back_end()?;
     refuse_module_flags(args, back_end)?;
-    match pair(args)? {
-        Some(models) => models.iter().try_for_each(|args| build(args, &target, back_end, output)),
+    let both = (!is_bundle(&args.model)).then(|| front::open(&args.model)).transpose()?;
+    match both.filter(|checkpoint| is_whisper(&checkpoint.config)) {
+        Some(both) => {
+            eight_bits::refuse_unfaithful(args, &both, &target, output)?;
+            pair(args)?.iter().try_for_each(|args| build(args, &target, back_end, output))
+        }
         None => build(args, &target, back_end, output),
     }
 }
 
 fn build(args: &BuildArgs, target: &Target, back_end: BackEnd, output: Output) -> Result<()> {
+    if let Some(recipe) = &args.recipe {
+        // Told before any tool is looked for.
+        activation(&Recipe::find(recipe)?, &Destination::Target(target.clone()))?;
+    }
     match back_end {
         BackEnd::Host => host::build(args, target, output),
         BackEnd::Qnn => qnn::build(args, target, output),
@@ -48,13 +59,10 @@ fn build(args: &BuildArgs, target: &Target, back_end: BackEnd, output: Output) -
     }
 }
 
-/// Whisper is built as two bundles in one folder; the step shapes of the flags are the decoder's. Nothing for other models.
+/// Whisper is built as two bundles in one folder; the step shapes of the flags are the decoder's.
 ///
 /// Errors: a folder with something else in it.
-fn pair(args: &BuildArgs) -> Result<Option<[BuildArgs; 2]>> {
-    if is_bundle(&args.model) || !is_whisper(&front::open(&args.model)?.config) {
-        return Ok(None);
-    }
+fn pair(args: &BuildArgs) -> Result<[BuildArgs; 2]> {
     let folders = [speech::ENCODER, speech::DECODER];
     let other = |name: &OsStr| folders.iter().all(|folder| !name.to_string_lossy().contains(folder));
     if let Ok(entries) = std::fs::read_dir(&args.output)
@@ -68,14 +76,14 @@ fn pair(args: &BuildArgs) -> Result<Option<[BuildArgs; 2]>> {
         Diagnostic::error(npuc::Code::Unwritable, format!("cannot make the folder: {e}")).file(&args.output)
     })?;
     let recipe = args.recipe.clone().or_else(|| usual_recipe(args));
-    Ok(Some([Stack::Encoder, Stack::Decoder].map(|stack| {
+    Ok([Stack::Encoder, Stack::Decoder].map(|stack| {
         let (folder, shapes) = match stack {
             Stack::Encoder => (speech::ENCODER, None),
             Stack::Decoder | Stack::Both => (speech::DECODER, args.shapes.clone()),
         };
         let (recipe, output) = (recipe.clone(), args.output.join(folder));
         BuildArgs { stack: Some(stack), recipe, output, shapes, ..args.clone() }
-    })))
+    }))
 }
 
 /// What Whisper becomes on a chip where there is speech to take ranges from and nothing else is asked for: weights in 8 bits and

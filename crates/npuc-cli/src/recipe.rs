@@ -57,11 +57,14 @@ pub(crate) fn prepare(
         check_formats(&plan)?;
     }
     let quality = quality(checkpoint, how)?;
-    let method = how.ranges.as_deref().map_or(Ok(Method::MinMax), method)?;
-    let needs_ranges = is_whole(recipe.activation);
+    let method = method_of(how)?;
+    let needs_ranges = recipe.activation.is_whole();
     if how.ranges.is_some() && !needs_ranges {
         let fault = Diagnostic::error(Code::BadArgument, "--ranges does nothing where activations are floats");
-        return Err(fault.have(recipe.activation.name()).help("take a recipe with act = \"u16\" or \"s16\"").into());
+        return Err(fault
+            .have(recipe.activation.name())
+            .help("take a recipe with act = \"u16\", \"s16\" or \"u8\"")
+            .into());
     }
     if let (Some(path), false) = (&how.calibration, quality == Quality::Best || needs_ranges) {
         let fault =
@@ -102,18 +105,7 @@ impl Prepared {
 
     /// How activations are computed on a chip whose whole numbers the host imitates; `None` for floats.
     pub(crate) fn arithmetic(&self) -> Option<Arithmetic> {
-        let activation = match self.recipe.activation {
-            Activation::Float | Activation::F32 | Activation::F16 => return None,
-            Activation::Int16 | Activation::U16 => quant::Activation::U16,
-            Activation::S16 => quant::Activation::S16,
-        };
-        let cache = match self.recipe.kv {
-            Kv::Same | Kv::U16 => quant::Cache::U16,
-            Kv::U8 => quant::Cache::U8,
-            Kv::F16 => quant::Cache::F16,
-        };
-        let float_residual = self.recipe.residual == Residual::F16;
-        Some(Arithmetic::Qualcomm(Scheme { activation, cache, method: self.method, float_residual }))
+        scheme(&self.recipe, self.method).map(Arithmetic::Qualcomm)
     }
 
     /// What ranges are taken from.
@@ -147,12 +139,20 @@ impl Prepared {
     }
 }
 
-/// Whether activations are whole numbers.
-const fn is_whole(activation: Activation) -> bool {
-    match activation {
-        Activation::Float | Activation::F32 | Activation::F16 => false,
-        Activation::Int16 | Activation::U16 | Activation::S16 => true,
-    }
+/// The whole numbers of a recipe's activations; `None` for floats.
+pub(crate) fn scheme(recipe: &Recipe, method: Method) -> Option<Scheme> {
+    let activation = match recipe.activation {
+        Activation::Float | Activation::F32 | Activation::F16 => return None,
+        Activation::Int16 | Activation::U16 => quant::Activation::U16,
+        Activation::S16 => quant::Activation::S16,
+        Activation::U8 => quant::Activation::U8,
+    };
+    let cache = match (recipe.kv, recipe.activation) {
+        (Kv::Same, Activation::U8) | (Kv::U8, _) => quant::Cache::U8,
+        (Kv::Same | Kv::U16, _) => quant::Cache::U16,
+        (Kv::F16, _) => quant::Cache::F16,
+    };
+    Some(Scheme { activation, cache, method, float_residual: recipe.residual == Residual::F16 })
 }
 
 /// What is folded into the weights. Scales are found later; where they will be is marked by ones.
@@ -180,7 +180,7 @@ fn folds(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Folds> {
 }
 
 /// How weights are rounded.
-fn quality(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Quality> {
+pub(crate) fn quality(checkpoint: &Checkpoint, how: &RecipeArgs) -> Result<Quality> {
     let hears = is_whisper(&checkpoint.config);
     let quality = match (how.quality, &how.calibration) {
         (Some(QualityArg::Best), _) if hears => {
@@ -219,7 +219,7 @@ fn corpus(checkpoint: &Checkpoint, how: &RecipeArgs, threads: usize, output: Out
 }
 
 /// Windows of sound that ranges are taken from, at most.
-const RANGE_WINDOWS: usize = 8;
+pub(crate) const RANGE_WINDOWS: usize = 8;
 
 /// Whether the model hears instead of reading.
 pub(crate) fn is_whisper(config: &ModelConfig) -> bool {
@@ -238,6 +238,13 @@ pub(crate) fn sound(checkpoint: &Checkpoint, path: Option<&Path>, threads: usize
             .help("add --calibration speech.wav, or take a recipe with activations in float")
     })?;
     Corpus::of_sound(path, checkpoint, RANGE_WINDOWS, threads)
+}
+
+/// How ranges are chosen.
+///
+/// Errors: a method that npuc does not know.
+pub(crate) fn method_of(how: &RecipeArgs) -> Result<Method> {
+    how.ranges.as_deref().map_or(Ok(Method::MinMax), method)
 }
 
 /// How ranges are chosen, from a flag.

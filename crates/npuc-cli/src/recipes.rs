@@ -1,7 +1,7 @@
 //! `npuc recipes`: the formats that models can be quantised to, with bits and the targets that take them.
 
 use npuc::Result;
-use npuc::quant::recipe::{Recipe, names};
+use npuc::quant::recipe::{Activation, Recipe, names};
 use npuc::target::{self, Target, WeightFormat};
 use serde::Serialize;
 
@@ -41,6 +41,10 @@ fn row(recipe: &Recipe) -> Row {
     let format = recipe.head_format();
     let bits = format.and_then(|dtype| dtype.row_bytes(COLS)).map(|bytes| 8.0 * bytes as f64 / COLS as f64);
     let takes = |target: &&Target| {
+        // Chips may take 8-bit activations; no back end emits them.
+        if recipe.activation == Activation::U8 && !target.is_host() {
+            return false;
+        }
         let activation = recipe.activation.number(target.float);
         let of_target = target.formats.iter().filter(|row| row.activation == activation || target.is_host());
         format.is_none_or(|dtype| of_target.clone().any(|row| row.takes(WeightFormat::stored(dtype))))

@@ -9,10 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use safetensors::Dtype;
+use npuc_fetch::espeak::speak;
+use npuc_fetch::models;
 use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 mod program;
 
@@ -55,6 +56,21 @@ fn write_small(folder: &Path, mels: usize, vocab: u32) {
     fs::write(folder.join("tokenizer.json"), tokenizer().to_string()).unwrap();
 }
 
+/// Makes what attention adds to the residual stream small, so that nothing is lost with it.
+fn quieten(file: &Path) {
+    let bytes = fs::read(file).unwrap();
+    let mut changed = bytes.clone();
+    for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        let start = tensor.data().as_ptr() as usize - bytes.as_ptr() as usize;
+        let numbers = &mut changed[start..start + tensor.data().len()];
+        for number in numbers.chunks_exact_mut(4).filter(|_| name.contains("out_proj")) {
+            let small = 1e-3 * f32::from_le_bytes(number.try_into().unwrap());
+            number.copy_from_slice(&small.to_le_bytes());
+        }
+    }
+    fs::write(file, changed).unwrap();
+}
+
 /// A `tokenizer.json` of single bytes and Whisper's special tokens.
 fn tokenizer() -> Value {
     let mut others = '\u{100}'..;
@@ -94,25 +110,31 @@ fn write_wav(file: &Path, seconds: f64) {
 
 /// The small model, pairs of bundles of it, others beside it, and sound.
 struct Stage {
-    folder: TempDir,
+    folder: PathBuf,
 }
 
 impl Stage {
     fn at(&self, name: &str) -> String {
-        path(&self.folder.path().join(name)).to_owned()
+        path(&self.folder.join(name)).to_owned()
     }
 }
 
 fn stage() -> &'static Stage {
     static STAGE: OnceLock<Stage> = OnceLock::new();
     STAGE.get_or_init(|| {
-        let stage = Stage { folder: tempfile::tempdir().unwrap() };
-        let at = |name: &str| stage.folder.path().join(name);
+        // What a test's program keeps is never dropped, so it is no temporary folder.
+        let stage = Stage { folder: Path::new(env!("CARGO_TARGET_TMPDIR")).join("speech_verify") };
+        let _ = fs::remove_dir_all(&stage.folder);
+        fs::create_dir_all(&stage.folder).unwrap();
+        let at = |name: &str| stage.folder.join(name);
         write_small(&at("small"), 80, VOCAB);
+        write_small(&at("quiet"), 80, VOCAB);
+        quieten(&at("quiet/model.safetensors"));
         write_small(&at("wide"), 128, VOCAB + 1);
         write_small(&at("mute"), 80, VOCAB);
         fs::remove_file(at("mute/tokenizer.json")).unwrap();
         write_wav(&at("sound.wav"), 32.0);
+        write_wav(&at("brief.wav"), 3.0);
         write_wav(&at("nothing.wav"), 0.005);
         fs::write(at("text"), "no sound").unwrap();
         let small = stage.at("small");
@@ -248,7 +270,7 @@ fn other_recorded_outputs_are_refused() {
     const IDS: (&str, Dtype, &[usize]) = ("decoder_input_ids", Dtype::I64, &[1, 2]);
     const GREEDY: (&str, Dtype, &[usize]) = ("greedy_ids", Dtype::I64, &[1, 3]);
     let stage = stage();
-    let (small, file) = (stage.at("small"), stage.folder.path().join("recorded"));
+    let (small, file) = (stage.at("small"), stage.folder.join("recorded"));
     for (tensors, message) in [
         (&[IDS, GREEDY][..], "the reference has no windows of sound"),
         (&[("input_features", Dtype::F32, &[80, 3000]), IDS, GREEDY], "the reference has no windows of sound"),
@@ -309,7 +331,7 @@ fn misuse_is_told() {
     ] {
         let named = |word: &str| match word {
             "qwen3" => path(&checkpoint("qwen3-bf16")).to_owned(),
-            _ if word != "float" && stage.folder.path().join(word).exists() => stage.at(word),
+            _ if word != "float" && stage.folder.join(word).exists() => stage.at(word),
             _ => word.to_owned(),
         };
         let args: Vec<String> = args.split(' ').map(named).collect();
@@ -319,4 +341,125 @@ fn misuse_is_told() {
         assert!(stderr.trim_start_matches("error").trim_start_matches('[').starts_with(told), "{args:?}: {stderr}");
         assert!(stderr.contains(also), "{args:?}: {also} in {stderr}");
     }
+}
+
+/// A form in 8-bit activations that writes what float writes is built for this machine; chips refuse it by their formats.
+#[test]
+fn eight_bits_that_are_good_enough_are_built() {
+    let stage = stage();
+    let (quiet, sound, eight) = (stage.at("quiet"), stage.at("brief.wav"), stage.at("eight"));
+    let build = |more: &[&str]| run(&[&["build", &quiet, "--calibration", &sound], more].concat());
+    let (_, stderr, status) = build(&["--recipe", "w8a8", "-o", &eight]);
+    assert_eq!(status, 0, "{stderr}");
+    assert!(stderr.contains(&format!("--recipe w8a8 over {sound}: cosine 0.9")), "{stderr}");
+    let (said, status) = figures(&[&eight, "--against", &quiet, "--audio", &sound]);
+    assert_eq!((status, said["saturated"].is_array()), (0, true), "{said}");
+    assert!((0.98..0.9999).contains(&number(&said, "cosine_min")), "{said}");
+    for (flags, told) in [
+        (
+            &["--target", "sm8650", "--recipe", "w8a8"][..],
+            "the target does not compute with these activations\n  --> sm8650",
+        ),
+        (
+            &["--target", "iree-cpu", "--recipe", "w8a8"],
+            "the target does not compute with these activations\n  --> iree-cpu",
+        ),
+        (&["--target", "genio-720", "--recipe", "w8a8"], "npuc does not write TFLite files of these activations"),
+        (&["--target", "genio-720", "--precision", "8W8A"], "npuc does not write TFLite files of this precision"),
+    ] {
+        let refused = stage.at("refused");
+        let (_, stderr, status) = build(&[flags, &["-o", &refused]].concat());
+        assert_eq!(status, 1, "{stderr}");
+        assert!(stderr.contains(&format!("error[unsupported-format]: {told}")), "{flags:?}: {stderr}");
+        assert!(!Path::new(&refused).join("encoder").exists());
+    }
+}
+
+/// Below the gate nothing is written, and the figure is told; without sound to measure on the message says how to get it.
+#[test]
+fn eight_bits_that_are_not_are_refused() {
+    let stage = stage();
+    let (small, sound, refused) = (stage.at("small"), stage.at("brief.wav"), stage.at("never"));
+    let toml = stage.folder.join("eight.toml");
+    fs::write(&toml, "base = \"w8a8\"\nresidual = \"act\"").unwrap();
+    let recipe = format!("--recipe {}", path(&toml));
+    for (target, flag, help) in [
+        ("host", "--recipe w8a8", "build with --recipe w8a16"),
+        ("host", &recipe, "build with --recipe w8a16"),
+        ("genio-720", "--precision 8W8A", "build with --precision 8W16A (or --recipe w8a16)"),
+        ("genio-720", "--precision 4W8A", "build with --precision 8W16A (or --recipe w8a16)"),
+    ] {
+        let flags: Vec<&str> = flag.split(' ').chain(["--target", target, "-o", &refused]).collect();
+        let (_, stderr, status) = run(&[&["build", &small, "--calibration", &sound], &flags[..]].concat());
+        assert_eq!(status, 1, "{flag}: {stderr}");
+        let message = "error[unfaithful]: Whisper does not write in 8-bit activations what it writes in float";
+        let need = format!("  = need: cosine>=0.98,top1>=0.85 over {sound}\n  = have: cosine ");
+        assert!(stderr.starts_with(&format!("{message}\n  --> {small}: {flag}\n{need}")), "{flag}: {stderr}");
+        for told in [", top-1 ", "cosine of what is heard 0.", "word errors ", " instead of ", help] {
+            assert!(stderr.contains(told), "{told}: {stderr}");
+        }
+        let (_, stderr, status) = run(&[&["build", &small], &flags[..]].concat());
+        assert_eq!(status, 2, "{flag}: {stderr}");
+        for told in ["only where it is measured to write what it writes in float", "--calibration speech.wav", help] {
+            assert!(stderr.contains(told), "{told}: {stderr}");
+        }
+        assert!(!Path::new(&refused).exists());
+    }
+    let text = stage.at("text");
+    let (_, stderr, _) = run(&["build", &small, "--recipe", "w8a8", "--calibration", &text, "-o", &refused]);
+    assert!(stderr.starts_with("error[unknown-format]: the file is no WAV file"), "{stderr}");
+}
+
+/// A model that reads is not measured: this machine computes it, and chips refuse it by their formats.
+#[test]
+fn eight_bits_of_other_models_are_as_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, out] = [checkpoint("qwen3-bf16"), folder.path().join("out")];
+    let build = |target: &str, flags: &[&str]| {
+        let shapes = ["build", path(&model), "--shapes", "8t32c,1t32c", "--target", target, "-o", path(&out)];
+        run(&[&shapes, flags].concat())
+    };
+    for (target, told) in [
+        (
+            "sm8650",
+            "the target does not compute with these activations\n  --> sm8650\n  = need: one of int16, f16, f32",
+        ),
+        ("iree-cpu", "the target does not compute with these activations\n  --> iree-cpu"),
+        ("sl2610", "the target does not compute with these activations\n  --> sl2610"),
+        ("genio-720", "npuc does not write TFLite files of these activations"),
+    ] {
+        let (_, stderr, status) = build(target, &["--recipe", "w8a8"]);
+        assert_eq!(status, 1, "{stderr}");
+        assert!(stderr.starts_with(&format!("error[unsupported-format]: {told}")), "{target}: {stderr}");
+        assert!(!out.exists());
+    }
+    let (_, stderr, status) = build("host", &["--recipe", "w8a8", "--samples", "4", "--tokens", "32"]);
+    assert_eq!(status, 0, "{stderr}");
+    let (said, _) = figures(&[path(&out), "--against", path(&model)]);
+    assert!(number(&said, "cosine_mean") > 0.9 && said["saturated"].is_array(), "{said}");
+}
+
+/// A real model over real words: the figure that a user is told.
+#[test]
+fn a_real_model_in_eight_bits_is_refused() {
+    const SENTENCE: &str =
+        "And so my fellow Americans ask not what your country can do for you, ask what you can do for your country";
+    let mut say = |line: &str| eprintln!("{line}");
+    let model = models::whisper_tiny_en(&mut say).unwrap_or_else(|e| panic!("this test needs Whisper tiny.en: {e}"));
+    let folder = tempfile::tempdir().unwrap();
+    let (wav, out) = (folder.path().join("speech.wav"), folder.path().join("out"));
+    speak(SENTENCE, "en", 175, &wav, &mut say).unwrap_or_else(|e| panic!("this test needs espeak-ng: {e}"));
+    let (_, stderr, status) =
+        run(&["build", path(&model), "--recipe", "w8a8", "--calibration", path(&wav), "-o", path(&out)]);
+    eprintln!("{stderr}");
+    assert_eq!((status, out.exists()), (1, false), "{stderr}");
+    assert!(stderr.starts_with("error[unfaithful]: Whisper does not write in 8-bit activations"), "{stderr}");
+    let figure = |name: &str| -> f64 {
+        let rest = stderr.split_once(name).unwrap_or_else(|| panic!("{name} in {stderr}")).1;
+        rest.split([',', ' ']).next().unwrap().parse().unwrap()
+    };
+    assert!(figure("have: cosine ") < 0.98, "{stderr}");
+    assert!((0.0..=100.0).contains(&figure("top-1 ")) && figure("word errors ") >= 0.0, "{stderr}");
+    assert!(stderr.contains("instead of \"And so my fellow Americans ask not what"), "{stderr}");
+    assert!(stderr.contains("help: build with --recipe w8a16"), "{stderr}");
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use npuc::front::config::Stack;
-use npuc::front::{self, Checkpoint};
+use npuc::front::{self, Checkpoint, ModelConfig};
 use npuc::{Code, Diagnostic, Result};
 use npuc_audio::mel::Extractor;
 use npuc_audio::{resample, wav};
@@ -75,6 +75,11 @@ impl Sound {
         }
         let windows = windows.into_iter().take(most).map(|(_, window)| window).collect();
         Ok(Sound { encoder: Arc::new(encoder), writes: checkpoint.config.reads_tokens(), windows })
+    }
+
+    /// The same for another of Whisper's models.
+    pub(crate) fn for_model(&self, config: &ModelConfig) -> Sound {
+        Sound { writes: config.reads_tokens(), ..self.clone() }
     }
 
     /// The number of windows.

@@ -136,6 +136,8 @@ fn small_models_in_whole_numbers() {
                 (float_residual, 50.0),
                 (Scheme { activation: Activation::S16, ..U16 }, 54.0),
                 (Scheme { cache: Cache::U8, ..U16 }, 27.0),
+                (Scheme { activation: Activation::U8, cache: Cache::U8, ..U16 }, 15.0),
+                (Scheme { activation: Activation::U8, cache: Cache::U8, ..float_residual }, 15.0),
                 (Scheme { cache: Cache::F16, ..float_residual }, 49.0),
                 (Scheme { method: Method::Mse, ..U16 }, 44.0),
                 (Scheme { method: Method::Percentile(0.9999), ..U16 }, 38.0),

@@ -14,7 +14,7 @@ use npuc::model::{Chunks, StepShape};
 use npuc::pass::Pass;
 use npuc::quant::Scheme;
 use npuc::quant::plan::Destination;
-use npuc::quant::recipe::Recipe;
+use npuc::quant::recipe::{Activation, Recipe};
 use npuc::target::{Mend, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Error, Result};
 use npuc_run::calibrate::HEADROOM;
@@ -82,10 +82,11 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     refuse_other_flags(args)?;
     super::refuse_idle_recipe_flags(args)?;
     let soc = contexts::soc_model(target)?;
+    let recipe = recipe(args, target)?;
     // A missing or too old library is told before any work.
     drop(start_qnn(Some(&log_path(args)))?);
     let mut times = Times::default();
-    let asked = times.quantise_ms.measure(|| asked(args, target, output))?;
+    let asked = times.quantise_ms.measure(|| asked(args, target, recipe, output))?;
     let Asked { request: asked, checkpoint, prepared, quantised } = asked;
     let text = super::text(&checkpoint, output)?;
 
@@ -177,11 +178,22 @@ struct Asked {
     quantised: Quantised,
 }
 
-/// What the flags ask for, with the weights quantised if they say so.
-fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
-    let given = shapes(args.shapes.as_ref())?;
-    // What is stored in no format that the chip takes gets the nearest one, and a note.
+/// The recipe of the flags. What is stored in no format that the chip takes gets the nearest one, and a note.
+///
+/// Errors: recipes that npuc does not know; activations that were never held against the chip's libraries.
+fn recipe(args: &BuildArgs, target: &Target) -> Result<Recipe> {
     let recipe = Recipe::find(args.recipe.as_deref().unwrap_or("stored"))?;
+    if recipe.activation == Activation::U8 {
+        let message = "npuc does not describe graphs of these activations for Qualcomm's libraries";
+        let fault = Diagnostic::error(Code::UnsupportedFormat, message).subject(&target.name);
+        return Err(fault.need("act = \"u16\", \"s16\" or \"f16\"").have(recipe.activation.name()).into());
+    }
+    Ok(recipe)
+}
+
+/// What the flags ask for, with the weights quantised if they say so.
+fn asked(args: &BuildArgs, target: &Target, recipe: Recipe, output: Output) -> Result<Asked> {
+    let given = shapes(args.shapes.as_ref())?;
     let activation = recipe.activation.number(target.float);
     let precision = Precision { name: recipe.name.clone(), activation, ..Precision::stored(target.float) };
     let question = Question::new(target, precision, &args.chip.flag)?;

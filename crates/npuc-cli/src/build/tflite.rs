@@ -174,6 +174,7 @@ fn precision_of(recipe: &Recipe, given: Option<&str>, target: &Target) -> Result
     let name = match recipe.name.as_str() {
         "w8a16" => "8W16A",
         "w4a16" => "4W16A",
+        "w8a8" => "8W8A",
         other => other,
     };
     let activation = recipe.activation.number(target.float);

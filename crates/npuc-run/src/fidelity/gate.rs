@@ -2,6 +2,7 @@
 //!
 //! A figure that was not measured breaks its condition: nothing passes for want of a measurement.
 
+use std::fmt;
 use std::str::FromStr;
 
 use npuc::{Code, Diagnostic, Error, Result};
@@ -108,6 +109,14 @@ impl Condition {
                 .have(have)
                 .help("see the figures above; loosen the gate with --gate only if they are good enough for you")
         })
+    }
+}
+
+impl fmt::Display for Gate {
+    /// As it was written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let conditions: Vec<&str> = self.0.iter().map(|condition| condition.text.as_str()).collect();
+        f.write_str(&conditions.join(","))
     }
 }
 

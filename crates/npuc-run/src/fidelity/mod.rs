@@ -14,6 +14,7 @@ mod sqnr;
 mod text;
 mod trace;
 mod values;
+mod whole_numbers;
 mod windows;
 mod words;
 
@@ -31,5 +32,6 @@ pub use sqnr::{Layers, ValueFidelity, layers};
 pub(crate) use text::kl;
 pub use text::{CosineBin, Kl, Perplexity, TextFigures, compare_text, perplexity};
 pub use trace::{Difference, Distance, Tracer, Unpaired, Where};
+pub use whole_numbers::{WholeNumbers, whisper_in_whole_numbers};
 pub use windows::{DEFAULT_CONTEXT, Windows, check_context};
 pub use words::{word_errors, words};

@@ -244,7 +244,7 @@ impl SpeechReference {
     }
 }
 
-/// Spectrograms with their bands and frames.
+/// Spectrograms `[bands, frames]`, and these extents.
 type Features = (Vec<Vec<f32>>, [usize; 2]);
 
 fn features(tensors: &SafeTensors<'_>) -> Result<Features, Box<Diagnostic>> {

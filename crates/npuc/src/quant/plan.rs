@@ -199,7 +199,7 @@ fn warning(fault: Diagnostic) -> Diagnostic {
 
 /// What a recipe says of activations, caches and the residual stream and a destination does not do.
 fn idle_settings(recipe: &Recipe, destination: &Destination) -> Vec<Diagnostic> {
-    let is_float = matches!(recipe.activation, Activation::Float | Activation::F32 | Activation::F16);
+    let is_float = !recipe.activation.is_whole();
     let target = match destination {
         Destination::Target(target) => Some(target),
         Destination::Gguf => None,
@@ -251,12 +251,14 @@ fn untied_head(recipe: &Recipe, specs: &[WeightSpec], checkpoint: &Checkpoint) -
 }
 
 /// The activations at the destination.
-pub(super) fn activation(recipe: &Recipe, destination: &Destination) -> Result<Number> {
+///
+/// Errors: [`Code::UnsupportedFormat`] for those that it does not have.
+pub fn activation(recipe: &Recipe, destination: &Destination) -> Result<Number> {
     let fault = |message: &str| Diagnostic::error(Code::UnsupportedFormat, message).have(recipe.activation.name());
     match destination {
         Destination::Gguf => match recipe.activation {
             Activation::Float | Activation::F32 | Activation::F16 => Ok(Number::F32),
-            Activation::Int16 | Activation::U16 | Activation::S16 => {
+            Activation::Int16 | Activation::U16 | Activation::S16 | Activation::U8 => {
                 let fault = fault("a GGUF file says nothing of activations");
                 Err(fault.need("act = \"float\"").help("write a bundle instead: name a folder with -o").into())
             }
@@ -268,8 +270,12 @@ pub(super) fn activation(recipe: &Recipe, destination: &Destination) -> Result<N
                 return Err(fault("TFLite's 16-bit activations have no zero point").need("act = \"s16\"").into());
             }
             if !of_host && target.formats.iter().all(|row| row.activation != number) {
-                let mut known: Vec<&str> = target.formats.iter().map(|row| row.activation.name()).collect();
-                known.dedup();
+                let mut known: Vec<&str> = Vec::new();
+                for name in target.formats.iter().map(|row| row.activation.name()) {
+                    if !known.contains(&name) {
+                        known.push(name);
+                    }
+                }
                 let fault = fault("the target does not compute with these activations").subject(&target.name);
                 return Err(fault.need(format!("one of {}", known.join(", "))).into());
             }

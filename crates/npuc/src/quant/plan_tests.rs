@@ -136,6 +136,8 @@ fn what_cannot_be_is_refused() {
         ("base = \"w8a16\"", Destination::Gguf, Code::UnsupportedFormat),
         ("base = \"w8a16\"\nact = \"u16\"", genio(), Code::UnsupportedFormat),
         ("base = \"w8a16\"", mali, Code::UnsupportedFormat),
+        ("base = \"w8a8\"", Destination::Gguf, Code::UnsupportedFormat),
+        ("base = \"w8a8\"", Destination::Target(target::find("sm8650").unwrap()), Code::UnsupportedFormat),
         ("\"layers.3.*\" = \"int8\"", genio(), Code::BadRecipe),
     ];
     for (recipe, destination, code) in cases {

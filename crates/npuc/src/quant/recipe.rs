@@ -64,6 +64,8 @@ pub enum Activation {
     U16,
     /// 16 bits around zero (MediaTek).
     S16,
+    /// 8 bits with a zero point.
+    U8,
 }
 
 /// What the residual stream and the norms between are in a recipe. The first token of real models has numbers of ten
@@ -99,13 +101,14 @@ pub enum Kv {
 }
 
 impl Activation {
-    const ALL: [(&'static str, Activation); 6] = [
+    const ALL: [(&'static str, Activation); 7] = [
         ("float", Activation::Float),
         ("f32", Activation::F32),
         ("f16", Activation::F16),
         ("int16", Activation::Int16),
         ("u16", Activation::U16),
         ("s16", Activation::S16),
+        ("u8", Activation::U8),
     ];
 
     /// The name in recipes.
@@ -120,6 +123,15 @@ impl Activation {
             Activation::F32 => Number::F32,
             Activation::F16 => Number::F16,
             Activation::Int16 | Activation::U16 | Activation::S16 => Number::Int16,
+            Activation::U8 => Number::Int8,
+        }
+    }
+
+    /// Whether activations are whole numbers.
+    pub const fn is_whole(self) -> bool {
+        match self {
+            Activation::Float | Activation::F32 | Activation::F16 => false,
+            Activation::Int16 | Activation::U16 | Activation::S16 | Activation::U8 => true,
         }
     }
 }
@@ -147,7 +159,7 @@ struct Named {
 }
 
 /// The recipes with a fixed name; those of groups are made from their names.
-const NAMED: [Named; 10] = {
+const NAMED: [Named; 11] = {
     const fn weights(name: &'static str, dtype: DType) -> Named {
         Named { name, matrices: Some(dtype), table: Some(dtype), activation: Activation::Float, kv: Kv::Same }
     }
@@ -165,6 +177,7 @@ const NAMED: [Named; 10] = {
         Named { name: "w8", matrices: Some(DType::Int8), table: None, activation: Activation::Float, kv: Kv::Same },
         whole("w8a16", DType::Int8),
         whole("w4a16", DType::Int4),
+        Named { activation: Activation::U8, ..whole("w8a8", DType::Int8) },
     ]
 };
 

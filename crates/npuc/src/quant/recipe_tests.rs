@@ -59,6 +59,8 @@ fn activations_and_caches() {
         ("base = \"w8a16\"\nact = \"u16\"\nkv = \"u8\"", "u16 u8"),
         ("base = \"f16-bw4-g32\"", "f16 act"),
         ("act = \"s16\"\nkv = \"f16\"", "s16 f16"),
+        ("base = \"w8a8\"", "u8 act"),
+        ("base = \"w8a16\"\nact = \"u8\"\nkv = \"u16\"", "u8 u16"),
     ];
     for (text, expected) in cases {
         let recipe = Recipe::parse("mine", text).unwrap();
@@ -71,7 +73,7 @@ fn what_a_recipe_cannot_say_is_told() {
     let cases = [
         ("linear = \"q5_0\"", "unknown weight format"),
         ("linear = \"int3\"", "unknown weight format"),
-        ("act = \"u8\"", "unknown activation"),
+        ("act = \"u4\"", "unknown activation"),
         ("kv = \"u4\"", "unknown cache format"),
         ("base = \"w3\"", "does not know this recipe"),
         ("linear = 8", "does not parse"),
@@ -85,7 +87,7 @@ fn what_a_recipe_cannot_say_is_told() {
         assert_eq!(fault.code, Code::BadRecipe, "{text}");
         assert!(fault.message.contains(expected), "{text}: {fault}");
     }
-    let two = Recipe::parse("mine", "act = \"u8\"\nkv = \"u4\"").unwrap_err();
+    let two = Recipe::parse("mine", "act = \"u4\"\nkv = \"u4\"").unwrap_err();
     assert_eq!(two.diagnostics().len(), 2);
     let idle = Recipe::parse("mine", "\"layers.7.*\" = \"int8\"").unwrap().check_names(&config()).unwrap_err();
     assert_eq!(idle.diagnostics()[0].subject.as_deref(), Some("\"layers.7.*\""));

@@ -56,7 +56,7 @@ fn projections_are_those_of_whole_numbers() {
         (DType::Int4, ([1, 1], 64)),
         (DType::Lpbq4(npuc_kernels::format::Group::G32), ([16, 3], 32)),
     ] {
-        for activation in [Activation::U16, Activation::S16] {
+        for activation in [Activation::U16, Activation::S16, Activation::U8] {
             let mut bytes = Vec::new();
             let mut held: Vec<i128> = Vec::new();
             let scales: Vec<f32> = (0..rows).map(|row| 0.001 * (row + 1) as f32).collect();
@@ -116,7 +116,9 @@ fn projections_are_those_of_whole_numbers() {
 #[test]
 fn products_of_activations_are_those_of_whole_numbers() {
     let (m, k, n) = (4, 20, 6);
-    for cache in [Cache::U8, Cache::U16] {
+    for (activation, cache) in
+        [(Activation::U16, Cache::U8), (Activation::U16, Cache::U16), (Activation::U8, Cache::U8)]
+    {
         for transpose_b in [false, true] {
             let mut g = GraphBuilder::new("g");
             let a = g.input("a", [2, m, k]);
@@ -129,7 +131,7 @@ fn products_of_activations_are_those_of_whole_numbers() {
                 numbers(2 * k * n, 2).iter().map(|x| x * 40.0 + 10.0).collect::<Vec<f32>>(),
             ];
             let ranges = ranges_of(&graph, &BTreeMap::new(), &given);
-            let encodings = qualcomm(&graph, &ranges, &BTreeMap::new(), &Scheme { cache, ..U16 }).unwrap();
+            let encodings = qualcomm(&graph, &ranges, &BTreeMap::new(), &Scheme { activation, cache, ..U16 }).unwrap();
             let [ea, eb, ey] = [a, b, y].map(|value| encodings.get(value).unwrap());
             assert_eq!(eb.high, if cache == Cache::U8 { 255 } else { 65535 });
             let mut executor = Executor::with_encodings(&graph, &BTreeMap::new(), &encodings, &[]).unwrap();
@@ -148,7 +150,7 @@ fn products_of_activations_are_those_of_whole_numbers() {
                 let factor = f64::from(ea.scale) * f64::from(eb.scale) / f64::from(ey.scale);
                 want.push(requantised(total, factor, ey));
             }
-            assert_eq!(whole(executor.output(0), ey), want, "{cache:?} {transpose_b}");
+            assert_eq!(whole(executor.output(0), ey), want, "{activation:?} {cache:?} {transpose_b}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Encodings as Qualcomm's NPUs take them: u16 activations with an offset, caches of u8 or u16, fixed ranges where an
+//! Encodings as Qualcomm's NPUs take them: u16 (or u8) activations with an offset, caches of u8 or u16, fixed ranges where an
 //! operation has them, and floats in between where they are asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +24,8 @@ pub enum Activation {
     U16,
     /// -32768 to 32767 without one.
     S16,
+    /// 0 to 255 with an offset. No back end emits it: the host measures what it would cost.
+    U8,
     /// Half precision.
     F16,
     /// Single precision.
@@ -79,6 +81,11 @@ impl Whole {
         }
     }
 
+    /// The largest number.
+    const fn largest(self) -> i32 {
+        self.unit().high
+    }
+
     /// What softmax and sigmoid give. Source: QNN takes 1/65536 and no offset for u16.
     const fn unit(self) -> Encoding {
         match self {
@@ -127,7 +134,7 @@ enum Purpose {
 /// The encodings of a verified graph whose attention is decomposed. Every value is `scheme.activation`, and what only
 /// moves numbers shares its operands' encoding; caches, what is written to them, and the ports of what is heard are `scheme.cache`.
 ///
-/// Softmax and sigmoid have 1/65536 (int16: 1/32768), rotary tables reach 1. The mask is kept out of the ranges. Where it
+/// Softmax and sigmoid have 1/65536 (int16: 1/32768, u8: 1/256), rotary tables reach 1. The mask is kept out of the ranges. Where it
 /// is hidden it holds its lowest number. With scores between `l <= 0` and `h >= 0` of their own encoding, the mask's
 /// lowest number means `-D`, with `D` the largest `h - l + MASK_MARGIN` of all layers, and its highest exactly 0. A sum of
 /// scores and the mask reaches from `l - MASK_MARGIN` or less to `h`, so what is visible stays what it is, and what is
@@ -171,7 +178,7 @@ pub fn qualcomm(
     }
     let encoding = |value: usize| of_root.get(&groups.root(value)).copied().filter(|_| needed[value]);
     let real = match scheme.activation {
-        Activation::U16 | Activation::S16 | Activation::F16 => Real::F16,
+        Activation::U16 | Activation::S16 | Activation::U8 | Activation::F16 => Real::F16,
         Activation::F32 => Real::F32,
     };
     Ok(Encodings { encodings: (0..count).map(encoding).collect(), float, masked, real, matrices: None })
@@ -241,6 +248,9 @@ impl Plan<'_> {
         match (purpose, self.scheme.cache, self.scheme.activation) {
             (Purpose::Cache, Cache::U8, _) => Whole::U8,
             (Purpose::Cache, Cache::U16, _) => Whole::CentredU16,
+            (Purpose::Cache, Cache::F16, Activation::U8) | (Purpose::Factor | Purpose::Plain, _, Activation::U8) => {
+                Whole::U8
+            }
             (Purpose::Cache, Cache::F16, Activation::S16) | (Purpose::Factor | Purpose::Plain, _, Activation::S16) => {
                 Whole::S16
             }
@@ -326,7 +336,7 @@ impl Plan<'_> {
                     Whole::S16 => whole.encoding(name, symmetric(low, high))?,
                     Whole::U8 | Whole::U16 | Whole::CentredU16 => {
                         // A step less, so that the low end can be a whole step and `high` is still within.
-                        let scale = (high - low) / 65534.0;
+                        let scale = (high - low) / (whole.largest() - 1) as f32;
                         let known = whole.encoding(name, (low, high))?;
                         Encoding { scale, offset: (low / scale).floor() as i32, ..known }
                     }
@@ -340,7 +350,8 @@ impl Plan<'_> {
                 match whole {
                     Whole::S16 => Encoding::int16(deepest / 32768.0),
                     Whole::U8 | Whole::U16 | Whole::CentredU16 => {
-                        Encoding { scale: deepest / 65535.0, offset: -65535, low: 0, high: 65535 }
+                        let largest = whole.largest();
+                        Encoding { scale: deepest / largest as f32, offset: -largest, low: 0, high: largest }
                     }
                 },
             );

@@ -139,7 +139,7 @@ fn zero_is_exact_in_every_encoding() {
         g.output("x", x);
         let graph = g.finish();
         for method in [Method::MinMax, Method::Percentile(1.0), Method::Mse] {
-            for activation in [Activation::U16, Activation::S16] {
+            for activation in [Activation::U16, Activation::S16, Activation::U8] {
                 let scheme = Scheme { activation, method, ..U16 };
                 let encoding = qualcomm(&graph, &seen(&[&numbers]), &BTreeMap::new(), &scheme).unwrap().get(x).unwrap();
                 let zero = encoding.quantise(0.0);
@@ -171,7 +171,7 @@ fn zero_is_exact_in_every_encoding() {
 #[test]
 fn a_mask_hides_at_every_range() {
     let layers = [(-1.0f32, 1.0f32), (-0.01, 0.02), (-300.0, 2.0), (0.0, 40.0), (-7.0, 0.0)];
-    for activation in [Activation::U16, Activation::S16] {
+    for activation in [Activation::U16, Activation::S16, Activation::U8] {
         for first in layers {
             for second in layers {
                 let mut g = GraphBuilder::new("g");
@@ -203,7 +203,11 @@ fn a_mask_hides_at_every_range() {
                     }
                 }
                 for output in &graph.outputs {
-                    let unit = if activation == Activation::U16 { 65536.0 } else { 32768.0 };
+                    let unit = match activation {
+                        Activation::U16 | Activation::F16 | Activation::F32 => 65536.0,
+                        Activation::S16 => 32768.0,
+                        Activation::U8 => 256.0,
+                    };
                     let encoding = encodings.get(output.value).unwrap();
                     assert_eq!((encoding.scale, encoding.offset), (1.0 / unit, 0));
                 }
@@ -244,6 +248,9 @@ fn caches_and_tables_have_their_own_numbers() {
         (Activation::F16, Cache::U8, Some(255)),
         (Activation::U16, Cache::F16, Some(65535)),
         (Activation::F16, Cache::F16, None),
+        (Activation::U8, Cache::U8, Some(255)),
+        (Activation::U8, Cache::U16, Some(65535)),
+        (Activation::U8, Cache::F16, Some(255)),
     ] {
         let scheme = Scheme { activation, cache, ..U16 };
         let encodings = qualcomm(&graph, &ranges, &BTreeMap::new(), &scheme).unwrap();
@@ -260,6 +267,7 @@ fn caches_and_tables_have_their_own_numbers() {
         let table = encodings.get(cos).map(|encoding| (encoding.real(encoding.low), encoding.real(encoding.high)));
         match activation {
             Activation::U16 => assert!(table.is_some_and(|(l, h)| (l + 1.0).abs() < 4e-5 && (h - 1.0).abs() < 4e-5)),
+            Activation::U8 => assert!(table.is_some_and(|(l, h)| (l + 1.0).abs() < 8e-3 && (h - 1.0).abs() < 8e-3)),
             Activation::S16 | Activation::F16 | Activation::F32 => assert_eq!(table, None),
         }
     }
