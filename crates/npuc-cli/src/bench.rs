@@ -179,6 +179,7 @@ pub(crate) fn null(args: &NullArgs, on: On) -> Result<Option<Null>> {
 /// The program and its session, on the null device if there is one.
 pub(crate) fn open(model: &Path, device: &DeviceArgs, null: Option<&Null>) -> Result<(Program, Session)> {
     let Some(null) = null else { return session::open(model, device, None, &[]) };
+    session::refuse_speech(model)?;
     let program = session::for_host((model, None), device, None)?;
     let session = Session::on_null(&program, null)?;
     Ok((program, session))

@@ -17,7 +17,7 @@ use npuc::{Diagnostic, Result, target};
 use npuc_run::speech;
 use npuc_run::text::{BundleText, bundle_text};
 
-use crate::args::{BuildArgs, RecipeArgs, WeightsArg};
+use crate::args::{BuildArgs, RecipeArgs, WeightsArg, shapes};
 use crate::output::Output;
 use crate::recipe::is_whisper;
 use crate::session;
@@ -63,6 +63,12 @@ fn build(args: &BuildArgs, target: &Target, back_end: BackEnd, output: Output) -
 ///
 /// Errors: a folder with something else in it.
 fn pair(args: &BuildArgs) -> Result<[BuildArgs; 2]> {
+    if let Some(given) = shapes(args.shapes.as_ref())? {
+        // Before anything is written: a decoder that is refused would leave the encoder of this build beside an older one.
+        let decoder = session::checkpoint((&args.model, Some(Stack::Decoder)))?.config;
+        given.iter().try_for_each(|shape| shape.check(decoder.max_positions()))?;
+        npuc::build::ordered(&decoder, given)?;
+    }
     let folders = [speech::ENCODER, speech::DECODER];
     let other = |name: &OsStr| folders.iter().all(|folder| !name.to_string_lossy().contains(folder));
     if let Ok(entries) = std::fs::read_dir(&args.output)

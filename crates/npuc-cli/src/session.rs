@@ -31,10 +31,28 @@ pub(crate) fn open(
     capacity: Option<usize>,
     keep: &[String],
 ) -> Result<(Program, Session)> {
+    refuse_speech(model)?;
     let (program, steps) = opened((model, None), device, capacity, keep)?;
     let session = Session::of(&program, steps)?;
     Ok((program, session))
 }
+
+/// Whisper is not a model that answers a text.
+pub(crate) fn refuse_speech(model: &Path) -> Result<()> {
+    let hears = is_pair(model)
+        || bundle::is_bundle(model) && bundle::manifest(model).is_ok_and(|manifest| manifest.model.family() == WHISPER);
+    if !hears {
+        return Ok(());
+    }
+    let fault = Diagnostic::error(Code::UnsupportedArchitecture, "Whisper hears, and this is for models that read");
+    Err(fault
+        .file(model)
+        .help("use npuc transcribe or npuc verify --audio on the folder with encoder/ and decoder/")
+        .into())
+}
+
+/// The family's name.
+const WHISPER: &str = "Whisper";
 
 /// What is named on the command line, and which of Whisper's models it is about where it is a checkpoint of both.
 type Named<'a> = (&'a Path, Option<Stack>);
@@ -51,14 +69,16 @@ pub(crate) struct OpenedWhisper {
 }
 
 /// Both models of Whisper on the device: those of a checkpoint, or the two bundles in a folder.
-pub(crate) fn open_speech(model: &Path, device: &DeviceArgs) -> Result<Speech> {
-    let OpenedWhisper { whisper, tokenizer, .. } = open_whisper(model, device)?;
-    Speech::new(whisper, tokenizer?).map_err(|e| e.in_file(model))
+pub(crate) fn open_speech(model: &Path, device: &DeviceArgs) -> Result<(Speech, Vec<Diagnostic>)> {
+    let OpenedWhisper { whisper, tokenizer, warnings, .. } = open_whisper(model, device)?;
+    let speech = Speech::new(whisper, tokenizer?).map_err(|e| e.in_file(model))?;
+    Ok((speech, warnings))
 }
 
 /// The same with or without a tokenizer.
 pub(crate) fn open_whisper(model: &Path, device: &DeviceArgs) -> Result<OpenedWhisper> {
     let halves = [(speech::ENCODER, Stack::Encoder), (speech::DECODER, Stack::Decoder)];
+    refuse_mixed(model)?;
     let [encoder, decoder] = halves.map(|(folder, stack)| {
         let path = if is_pair(model) { model.join(folder) } else { model.to_path_buf() };
         opened((&path, Some(stack)), device, None, &[])
@@ -66,8 +86,33 @@ pub(crate) fn open_whisper(model: &Path, device: &DeviceArgs) -> Result<OpenedWh
     let (encoder, mut decoder) = (encoder?, decoder?);
     let text = std::mem::replace(&mut decoder.0.text, Ok(None));
     let (whole_numbers, warnings) = (encoder.0.whole_numbers || decoder.0.whole_numbers, decoder.0.warnings.clone());
-    let whisper = Whisper::new((&encoder.0, encoder.1), (&decoder.0, decoder.1))?;
+    let whisper = Whisper::new((&encoder.0, encoder.1), (&decoder.0, decoder.1)).map_err(|e| e.in_file(model))?;
     Ok(OpenedWhisper { whisper, tokenizer: text.map(|text| text.map(|text| text.tokenizer)), whole_numbers, warnings })
+}
+
+/// Two bundles in a folder that were not built of one checkpoint would write nonsense, e.g. where a build was killed between them.
+fn refuse_mixed(model: &Path) -> Result<()> {
+    let missing = [speech::ENCODER, speech::DECODER].map(|half| !bundle::is_bundle(&model.join(half)));
+    let absent = match missing {
+        [false, false] => None,
+        [true, false] => Some(speech::ENCODER),
+        [false, true] => Some(speech::DECODER),
+        [true, true] => return Ok(()),
+    };
+    let fault = |message: &str| Diagnostic::error(Code::BadBundle, message).file(model);
+    if let Some(half) = absent {
+        let fault = fault("one of Whisper's two bundles is not there, or has no manifest").subject(format!("{half}/"));
+        return Err(fault.help("build both again").into());
+    }
+    let [encoder, decoder] = [speech::ENCODER, speech::DECODER].map(|half| bundle::manifest(&model.join(half)));
+    let hashes = |manifest: bundle::Manifest| -> Vec<String> {
+        manifest.checkpoint.into_iter().map(|file| file.sha256).collect()
+    };
+    if hashes(encoder?) == hashes(decoder?) {
+        return Ok(());
+    }
+    let fault = fault("the encoder and the decoder were not built of one checkpoint");
+    Err(fault.need("the same files in both manifests").help("build both again").into())
 }
 
 /// Whether the folder holds the bundles of both models of Whisper.

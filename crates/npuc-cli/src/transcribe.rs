@@ -1,7 +1,9 @@
 //! `npuc transcribe`: writes down what is said in a WAV file. The audio is read before the model is opened, so that bad
 //! audio fails at once.
 
-use npuc::bundle::staging::write_file;
+use std::path::Path;
+
+use npuc::bundle::staging::{check_file, write_file};
 use npuc::{Code, Diagnostic, Result};
 use npuc_audio::mel::Extractor;
 use npuc_audio::resample::to_16k;
@@ -46,10 +48,12 @@ pub(crate) fn command(args: &TranscribeArgs, output: Output) -> Result<()> {
     let format = format(args)?;
     let options = options(args)?;
     let expected = args.expected.as_deref().map(read_text).transpose()?.map(|text| words(&text));
+    args.output.as_deref().map_or(Ok(()), |path| refuse_inputs(args, path).and_then(|()| check_file(path)))?;
     let speech = to_16k(wav::read(&args.audio)?);
     let spinner = output.spinner("opening the model");
-    let mut model = session::open_speech(&args.model, &args.device)?;
+    let (mut model, warnings) = session::open_speech(&args.model, &args.device)?;
     drop(spinner);
+    output.warnings(&warnings);
     let tokens = SpeechTokens::new(&model.tokenizer, model.kind).map_err(|e| e.in_file(&args.model))?;
     // A request that the model cannot meet is refused before the audio is looked at.
     options.check(&tokens)?;
@@ -76,6 +80,20 @@ pub(crate) fn command(args: &TranscribeArgs, output: Output) -> Result<()> {
         peak_rss_bytes: peak_rss_bytes(),
     };
     finish(args, output, format, streams, &report)
+}
+
+/// The transcript may take the place of another file, but not of what it is made of.
+fn refuse_inputs(args: &TranscribeArgs, path: &Path) -> Result<()> {
+    let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) };
+    let is = |input: &Path| std::fs::canonicalize(input).is_ok_and(|input| real == input || real.starts_with(&input));
+    let inputs = [Some(args.model.as_path()), Some(args.audio.as_path()), args.expected.as_deref()];
+    match inputs.into_iter().flatten().find(|input| is(input)) {
+        None => Ok(()),
+        Some(input) => {
+            let fault = Diagnostic::error(Code::BadArgument, "the transcript would take the place of an input");
+            Err(fault.file(path).have(input.display()).help("name another file with -o").into())
+        }
+    }
 }
 
 /// Writes the file, prints what has not been printed, and tells the figures.

@@ -309,6 +309,7 @@ fn misuse_is_told() {
         ("small --audio sound.wav --context 8", "bad-argument]: --context is about text", "--audio"),
         ("pair --audio sound.wav --windows 0 --against small", "bad-argument]: there is no window", "at least 1"),
         ("qwen3 --audio sound.wav", "bad-argument]: sound is for Whisper, and this model reads", "use --text FILE"),
+        ("/nowhere --audio sound.wav", "unreadable]: ", "/nowhere"),
         ("pair/encoder", bundle, &help),
         ("pair/decoder --audio sound.wav --against small", bundle, &help),
         ("small --audio sound.wav --against q8/decoder", bundle, "encoder/"),

@@ -152,6 +152,82 @@ fn split_models_write_the_same() {
     }
 }
 
+/// What would lose text, sound or the model in silence is refused.
+#[test]
+fn what_would_go_wrong_in_silence() {
+    let folder = tempfile::tempdir().unwrap();
+    let wav = spoken(SENTENCE, 175, folder.path());
+    let model = folder.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(tiny_en()).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, model.join(path.file_name().unwrap())).unwrap();
+    }
+    let silence = folder.path().join("silence.wav");
+    let samples = [
+        &b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\0\xfa\0\0"[..],
+        &[0; 64000],
+    ];
+    fs::write(&silence, samples.concat()).unwrap();
+    let (bundle, silence) = (folder.path().join("bundle"), silence.to_str().unwrap().to_owned());
+    let (model, bundle) = (model.to_str().unwrap(), bundle.to_str().unwrap());
+    let weights = format!("{model}/model.bin");
+    for (args, expected) in [
+        (&["transcribe", model, &wav, "--shapes", "8t16c,1t16c"][..], "does not fit the decoder's cache"),
+        (&["transcribe", model, &wav, "-o", &wav], "would take the place of an input"),
+        (&["transcribe", model, &wav, "-o", &weights], "would take the place of an input"),
+        (&["transcribe", model, &wav, "-o", "/nowhere/at/all.txt"], "/nowhere/at/all.txt"),
+        (&["build", model, "-o", bundle, "--shapes", "128t449c,1t449c"], "is longer than the model's"),
+        (&["build", model, "-o", bundle, "--recipe", "w8a16"], "there is none"),
+        (&["build", model, "-o", bundle, "--recipe", "w8a16", "--calibration", &silence], "nothing is said"),
+        (&["run", model, "-p", "Hello"], "Whisper is two models"),
+    ] {
+        let output = npuc(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{args:?}: {said}");
+    }
+    let left: Vec<_> = fs::read_dir(bundle).into_iter().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(fs::metadata(&wav).unwrap().len() > 100_000 && fs::metadata(&weights).unwrap().len() > 70_000_000);
+}
+
+/// Two bundles that do not belong together, or only one of them.
+#[test]
+fn halves_that_are_no_pair() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/whisper-f32");
+    if !fixture.is_dir() {
+        eprintln!("NOT RUN: the fixture whisper-f32, because ../shared/fixtures is absent");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(path("other")).unwrap();
+    for name in ["config.json", "generation_config.json"] {
+        fs::copy(fixture.join(name), folder.path().join("other").join(name)).unwrap();
+    }
+    let mut weights = fs::read(fixture.join("model.safetensors")).unwrap();
+    *weights.last_mut().unwrap() ^= 1;
+    fs::write(folder.path().join("other/model.safetensors"), weights).unwrap();
+    good(&["build", fixture.to_str().unwrap(), "-o", &path("a"), "--shapes", "1t64c"]);
+    good(&["build", &path("other"), "-o", &path("b"), "--shapes", "1t64c"]);
+    fs::rename(path("a/encoder"), path("a/old")).unwrap();
+    fs::rename(path("b/encoder"), path("a/encoder")).unwrap();
+    let wav = spoken("Hello.", 175, folder.path());
+    for (model, expected) in [
+        (path("a"), "the encoder and the decoder were not built of one checkpoint"),
+        (path("b"), "one of Whisper's two bundles is not there"),
+    ] {
+        let output = npuc(&["transcribe", &model, &wav]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(3) && said.contains(expected) && said.contains(&model), "{said}");
+    }
+    for command in [&["run", "-p", "Hello"][..], &["serve-jsonl"]] {
+        let output = npuc(&[&command[..1], &[&path("b/decoder")], &command[1..]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("Whisper hears"), "{command:?}: {said}");
+    }
+}
+
 /// Silence, no sound at all, and audio that is none.
 #[test]
 fn odd_audio() {

@@ -42,6 +42,9 @@ impl Sound {
     /// Errors: a file that is no audio, or in which nothing is said; a model without a tokenizer.
     pub fn of_file(path: &Path, checkpoint: &Checkpoint, most: usize, threads: usize) -> Result<Sound> {
         let audio = resample::to_16k(wav::read(path)?);
+        if audio.samples().iter().all(|sample| sample.abs() < SILENCE) {
+            return Err(nothing_said(path));
+        }
         let both = front::open(&checkpoint.path)?;
         let program = |stack| {
             let half = both.stack(stack).ok_or_else(|| not_whisper(&both))?;
@@ -70,8 +73,7 @@ impl Sound {
             }
         }
         if windows.is_empty() {
-            let fault = Diagnostic::error(Code::BadArgument, "nothing is said in the sound to calibrate with");
-            return Err(fault.file(path).need("a recording of speech, of some seconds at least").into());
+            return Err(nothing_said(path));
         }
         let windows = windows.into_iter().take(most).map(|(_, window)| window).collect();
         Ok(Sound { encoder: Arc::new(encoder), writes: checkpoint.config.reads_tokens(), windows })
@@ -113,6 +115,14 @@ impl Sound {
         }
         hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
+}
+
+/// Sound that is never louder is silence, 60 dB below full scale: a model may hear words in it all the same.
+const SILENCE: f32 = 1e-3;
+
+fn nothing_said(path: &Path) -> npuc::Error {
+    let fault = Diagnostic::error(Code::BadArgument, "nothing is said in the sound to calibrate with");
+    fault.file(path).need("a recording of speech, of some seconds at least").into()
 }
 
 fn not_whisper(checkpoint: &Checkpoint) -> npuc::Error {

@@ -57,9 +57,12 @@ pub(super) fn refuse_half(model: &Path) -> npuc::Error {
 
 /// Sound means nothing to a model that reads.
 ///
-/// Errors: `--audio`.
+/// Errors: `--audio`; a path that is no model.
 pub(super) fn refuse_audio(args: &VerifyArgs) -> Result<()> {
     let Some(audio) = &args.audio else { return Ok(()) };
+    if !bundle::is_bundle(&args.model) {
+        npuc::front::open(&args.model)?;
+    }
     let fault = Diagnostic::error(Code::BadArgument, "sound is for Whisper, and this model reads").subject("--audio");
     Err(fault.file(&args.model).have(audio.display()).help("use --text FILE or --ids FILE").into())
 }

@@ -136,7 +136,13 @@ impl<'a> Decoder<'a> {
                 break;
             }
             ids.push(id);
-            if ids.len() == self.most.min(capacity / 2) || fed == capacity {
+            if ids.len() == self.most {
+                break;
+            }
+            if ids.len() == capacity / 2 || fed == capacity {
+                if recogniser.is_cut() {
+                    return Err(too_short(capacity));
+                }
                 break;
             }
             let began = Instant::now();
@@ -205,6 +211,15 @@ fn capacity(recogniser: &dyn Recogniser) -> Result<usize> {
         return Err(fault.need(format_args!("at least {MIN_CAPACITY}")).have(capacity).into());
     }
     Ok(capacity)
+}
+
+/// What is said in a window is more than a decoder with a short cache can write down.
+fn too_short(capacity: usize) -> npuc::Error {
+    Diagnostic::error(Code::ContextExceeded, "what is said in 30 s does not fit the decoder's cache")
+        .need("as many rows as the model has positions, 448 for published models")
+        .have(format!("{capacity}, half of which are for text"))
+        .help("leave out --shapes, or build with a larger capacity, e.g. --shapes 16t448c,1t448c")
+        .into()
 }
 
 /// Holds scores against the tokenizer, and looks for what is not a number.

@@ -51,6 +51,12 @@ pub trait Recogniser {
 
     /// The most tokens that can be fed, 448 for published models.
     fn capacity(&self) -> usize;
+
+    /// Whether that is fewer than the model was made for. What does not fit is then an error, where the reference takes a text of
+    /// half the model's context for the end of a window.
+    fn is_cut(&self) -> bool {
+        false
+    }
 }
 
 /// An opened model with what its words and its ear are like.

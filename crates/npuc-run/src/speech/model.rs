@@ -154,4 +154,8 @@ impl Recogniser for Whisper {
     fn capacity(&self) -> usize {
         self.decoder.capacity()
     }
+
+    fn is_cut(&self) -> bool {
+        self.decoder.capacity() < self.config.target_positions
+    }
 }

@@ -16,7 +16,7 @@ use crate::back::stablehlo::Parameters;
 use crate::back::tflite::{StoredForm, TfliteFile, write_f32};
 use crate::back::{BackEnd, Emitted, EmittedFile};
 use crate::diag::Result;
-use crate::front::Checkpoint;
+use crate::front::{self, Checkpoint};
 use crate::model::llama;
 use crate::place;
 use crate::quant;
@@ -324,9 +324,12 @@ fn manifest_text(manifest: &Manifest) -> Vec<u8> {
     [DIGEST_START, hex(&Sha256::digest(&body)).as_bytes(), DIGEST_END, &body].concat()
 }
 
-/// The files that hold the checkpoint's weights.
+/// The files that hold the checkpoint's weights: those that it was opened from, also where the weights were quantised on the way or are
+/// those of one of several models.
 fn source_records(checkpoint: &Checkpoint) -> Result<Vec<FileRecord>> {
-    let mut paths: Vec<&Path> = checkpoint.tensors.values().filter_map(Tensor::file).collect();
+    let source = front::open(&checkpoint.path).ok();
+    let tensors = source.as_ref().map_or(&checkpoint.tensors, |source| &source.tensors);
+    let mut paths: Vec<&Path> = tensors.values().filter_map(Tensor::file).collect();
     paths.sort_unstable();
     paths.dedup();
     let record = |path: &&Path| {

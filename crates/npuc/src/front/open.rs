@@ -47,6 +47,13 @@ fn open_folder(folder: &Path) -> Result<Checkpoint> {
             .need("one of them")
             .help("give the path of the file itself"),
     };
+    let is_pair = has("encoder") && has("decoder");
+    let fault = match is_pair {
+        true => {
+            fault.help("Whisper's two bundles are for npuc transcribe and npuc verify; other commands take one of them")
+        }
+        false => fault,
+    };
     let have = if names.is_empty() { "an empty folder".to_owned() } else { name_list(&names) };
     Err(fault.file(folder).have(have).into())
 }
