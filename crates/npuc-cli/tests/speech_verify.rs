@@ -7,10 +7,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use npuc_fetch::espeak::speak;
 use npuc_fetch::models;
+use npuc_run::toolchain::{Tool, install};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -187,6 +189,32 @@ fn a_model_agrees_with_itself() {
         let greedy = said["greedy_ids"].as_u64().unwrap();
         assert!(greedy > windows && said["positions"].as_u64().unwrap() <= greedy + windows, "{said}");
         assert!(said["texts"]["word_error_rate"].as_f64().is_none_or(|rate| rate == 0.0), "{said}");
+    }
+}
+
+/// What is stored in f32 becomes what Qualcomm's NPU takes, the stem included, and computes as the float there.
+#[test]
+fn single_precision_becomes_what_a_chip_takes() {
+    let stage = stage();
+    let (small, sound) = (stage.at("small"), stage.at("sound.wav"));
+    install(Tool::Qnn, &mut |line| eprintln!("{line}")).unwrap_or_else(|e| panic!("Qualcomm's libraries: {e}"));
+    // The libraries are in the user's cache.
+    let with_libraries = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_npuc")).args(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    for (recipe, more, gate) in
+        [("f16", &[][..], "cosine>=0.9999,sqnr>=40"), ("w8a16", &["--calibration", &sound], "cosine>=0.999,sqnr>=30")]
+    {
+        let bundle = stage.at(&format!("sm8650-{recipe}"));
+        let shapes = ["--target", "sm8650", "--recipe", recipe, "--shapes", "8t16c,1t16c"];
+        with_libraries(&[&["build", &small, "-o", &bundle], &shapes[..], more].concat());
+        let args =
+            ["verify", &bundle, "--json", "--against", &small, "--audio", &sound, "--windows", "1", "--on", "qnn"];
+        let said: Value = serde_json::from_slice(&with_libraries(&[&args[..], &["--gate", gate]].concat())).unwrap();
+        assert_eq!(said["measured_on"], json!("emulation"), "{recipe}: {said}");
+        eprintln!("{recipe}: cosine {}, {} dB", said["cosine_min"], said["sqnr_db"]);
     }
 }
 

