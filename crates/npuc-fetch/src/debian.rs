@@ -23,6 +23,43 @@ pub struct Package {
     pub sha256: &'static str,
 }
 
+impl Package {
+    /// A package of Debian 12.
+    pub const fn bookworm(name: &'static str, version: &'static str, sha256: &'static str) -> Package {
+        Package { name, version, suite: "bookworm", sha256 }
+    }
+}
+
+/// `libbsd0`, which several tools need, beside the name of its library.
+pub const LIBBSD0: (Package, &str) = (
+    Package::bookworm("libbsd0", "0.11.7-2", "bb31cc8b40f962a85b2cec970f7f79cc704a1ae4bad24257a822055404b2c60b"),
+    "libbsd.so.0",
+);
+/// `libx11-xcb1`, which several tools need, beside the name of its library.
+pub const LIBX11_XCB1: (Package, &str) = (
+    Package::bookworm(
+        "libx11-xcb1",
+        "2:1.8.4-2+deb12u2",
+        "f5da45e1d881a793250a96613f28c471a248877f1a0f18a5c90e2a620a76c898",
+    ),
+    "libX11-xcb.so.1",
+);
+/// `libxau6`, which several tools need, beside the name of its library.
+pub const LIBXAU6: (Package, &str) = (
+    Package::bookworm("libxau6", "1:1.0.9-1", "679db1c4579ec7c61079adeaae8528adeb2e4bf5465baa6c56233b995d714750"),
+    "libXau.so.6",
+);
+/// `libxcb1`, which several tools need, beside the name of its library.
+pub const LIBXCB1: (Package, &str) = (
+    Package::bookworm("libxcb1", "1.15-1", "fdc61332a3892168f3cc9cfa1fe9cf11a91dc3e0acacbc47cbc50ebaa234cc71"),
+    "libxcb.so.1",
+);
+/// `libxdmcp6`, which several tools need, beside the name of its library.
+pub const LIBXDMCP6: (Package, &str) = (
+    Package::bookworm("libxdmcp6", "1:1.1.2-3", "ecb8536f5fb34543b55bb9dc5f5b14c9dbb4150a7bddb3f2287b7cab6e9d25ef"),
+    "libXdmcp.so.6",
+);
+
 /// The suites by which a machine's sources show that they lead to Debian's archive.
 const SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];

@@ -26,7 +26,7 @@ const OWN: usize = 4;
 /// library by which a machine that has it needs no package, or "" for what is always taken as pinned, the first [`OWN`].
 const PACKAGES: [(Package, &str); 23] = [
     (
-        bookworm(
+        Package::bookworm(
             "espeak-ng",
             "1.51+dfsg-10+deb12u2",
             "a11396a690f85f55e6e6b2965505237ddf3dc95c51936aa61de936f1ccf8f4d0",
@@ -34,16 +34,19 @@ const PACKAGES: [(Package, &str); 23] = [
         "",
     ),
     (
-        bookworm(
+        Package::bookworm(
             "libespeak-ng1",
             "1.51+dfsg-10+deb12u2",
             "2b127a95b50d92cbd7a615968d2ac1566e1cbc87e27bcda0c2894afb2407c6d2",
         ),
         "",
     ),
-    (bookworm("libsonic0", "0.2.0-12", "9d60de6918ace0b10e3e4e95421befd08aaf03b5b2a3d71ceb799e0cf259916f"), ""),
     (
-        bookworm(
+        Package::bookworm("libsonic0", "0.2.0-12", "9d60de6918ace0b10e3e4e95421befd08aaf03b5b2a3d71ceb799e0cf259916f"),
+        "",
+    ),
+    (
+        Package::bookworm(
             "espeak-ng-data",
             "1.51+dfsg-10+deb12u2",
             "573f5661c6a5adcf949018baad158c4c773bf5579390ee5235a890f1cd694106",
@@ -51,19 +54,24 @@ const PACKAGES: [(Package, &str); 23] = [
         "",
     ),
     (
-        bookworm("libasound2", "1.2.8-1+b1", "44c77b076a7b11ae99712439022d822245b1994c435da564ebd320bb676faf4c"),
+        Package::bookworm(
+            "libasound2",
+            "1.2.8-1+b1",
+            "44c77b076a7b11ae99712439022d822245b1994c435da564ebd320bb676faf4c",
+        ),
         "libasound.so.2",
     ),
     (
-        bookworm("libasyncns0", "0.8-6+b3", "cadaff99f4178b1f580331045621b363abaaefc994e78eecba1857774a3cead2"),
+        Package::bookworm(
+            "libasyncns0",
+            "0.8-6+b3",
+            "cadaff99f4178b1f580331045621b363abaaefc994e78eecba1857774a3cead2",
+        ),
         "libasyncns.so.0",
     ),
+    debian::LIBBSD0,
     (
-        bookworm("libbsd0", "0.11.7-2", "bb31cc8b40f962a85b2cec970f7f79cc704a1ae4bad24257a822055404b2c60b"),
-        "libbsd.so.0",
-    ),
-    (
-        bookworm(
+        Package::bookworm(
             "libdbus-1-3",
             "1.14.10-1~deb12u1",
             "18ee0ce5fab9f7b671e87da1e9fa18660e36e04a3402f24bdb8635e0ba1d35f6",
@@ -71,63 +79,77 @@ const PACKAGES: [(Package, &str); 23] = [
         "libdbus-1.so.3",
     ),
     (
-        bookworm("libflac12", "1.4.2+ds-2", "4d8431c274eef13ec9ee2c0bf988c34b4342367dec053b7f69a432525be5b1fe"),
+        Package::bookworm(
+            "libflac12",
+            "1.4.2+ds-2",
+            "4d8431c274eef13ec9ee2c0bf988c34b4342367dec053b7f69a432525be5b1fe",
+        ),
         "libFLAC.so.12",
     ),
     (
-        bookworm("libmp3lame0", "3.100-6", "b1292c749172e7623547ecf684da57d3ec6ca22109f08b11bbb9e6be6e6beb95"),
+        Package::bookworm("libmp3lame0", "3.100-6", "b1292c749172e7623547ecf684da57d3ec6ca22109f08b11bbb9e6be6e6beb95"),
         "libmp3lame.so.0",
     ),
     (
-        bookworm("libmpg123-0", "1.31.2-1+deb12u1", "a10ad0d59995b859797a5f20d2833672051d0b2c7dab4c71f2e79258b2e3f631"),
+        Package::bookworm(
+            "libmpg123-0",
+            "1.31.2-1+deb12u1",
+            "a10ad0d59995b859797a5f20d2833672051d0b2c7dab4c71f2e79258b2e3f631",
+        ),
         "libmpg123.so.0",
     ),
-    (bookworm("libogg0", "1.3.5-3", "f67acb0477aed0354f411172e37af338f3ac6bd4f3766134a2cf5539884b5a28"), "libogg.so.0"),
     (
-        bookworm("libopus0", "1.3.1-3", "c172e212f9039e741916aa8e12f3670d1e049dc0c16685325641288c2d83faa7"),
+        Package::bookworm("libogg0", "1.3.5-3", "f67acb0477aed0354f411172e37af338f3ac6bd4f3766134a2cf5539884b5a28"),
+        "libogg.so.0",
+    ),
+    (
+        Package::bookworm("libopus0", "1.3.1-3", "c172e212f9039e741916aa8e12f3670d1e049dc0c16685325641288c2d83faa7"),
         "libopus.so.0",
     ),
     (
-        bookworm("libpcaudio0", "1.2-2", "5309759e4d129c7d9a601240cc6e62820ecfa86a1a98e207992ffa6a572dbcd2"),
+        Package::bookworm("libpcaudio0", "1.2-2", "5309759e4d129c7d9a601240cc6e62820ecfa86a1a98e207992ffa6a572dbcd2"),
         "libpcaudio.so.0",
     ),
     (
-        bookworm("libpulse0", "16.1+dfsg1-2+b1", "7b2c5403cb726312219aad678becc6d6adcee1d8694fdffce0b6ec15ae010831"),
+        Package::bookworm(
+            "libpulse0",
+            "16.1+dfsg1-2+b1",
+            "7b2c5403cb726312219aad678becc6d6adcee1d8694fdffce0b6ec15ae010831",
+        ),
         "libpulse-simple.so.0",
     ),
     (
-        bookworm("libsndfile1", "1.2.0-1+deb12u1", "02dc3f08fe8476e82e005f412e3b7289ff641180f33a9be8073f4bde61c85e8e"),
+        Package::bookworm(
+            "libsndfile1",
+            "1.2.0-1+deb12u1",
+            "02dc3f08fe8476e82e005f412e3b7289ff641180f33a9be8073f4bde61c85e8e",
+        ),
         "libsndfile.so.1",
     ),
     (
-        bookworm("libvorbis0a", "1.3.7-1", "01c14f9d1109650077a4c5c337c285476a6932d4d448f5a190c2b845724dbf21"),
+        Package::bookworm("libvorbis0a", "1.3.7-1", "01c14f9d1109650077a4c5c337c285476a6932d4d448f5a190c2b845724dbf21"),
         "libvorbis.so.0",
     ),
     (
-        bookworm("libvorbisenc2", "1.3.7-1", "75dd4d6f904c7db82f5112e60d8efea9e81dfedf94e970c5da7af2b3d81643c0"),
+        Package::bookworm(
+            "libvorbisenc2",
+            "1.3.7-1",
+            "75dd4d6f904c7db82f5112e60d8efea9e81dfedf94e970c5da7af2b3d81643c0",
+        ),
         "libvorbisenc.so.2",
     ),
     (
-        bookworm("libx11-6", "2:1.8.4-2+deb12u2", "d88c973e79fd9b65838d77624142952757e47a6eb1a58602acf0911cf35989f4"),
+        Package::bookworm(
+            "libx11-6",
+            "2:1.8.4-2+deb12u2",
+            "d88c973e79fd9b65838d77624142952757e47a6eb1a58602acf0911cf35989f4",
+        ),
         "libX11.so.6",
     ),
-    (
-        bookworm(
-            "libx11-xcb1",
-            "2:1.8.4-2+deb12u2",
-            "f5da45e1d881a793250a96613f28c471a248877f1a0f18a5c90e2a620a76c898",
-        ),
-        "libX11-xcb.so.1",
-    ),
-    (
-        bookworm("libxau6", "1:1.0.9-1", "679db1c4579ec7c61079adeaae8528adeb2e4bf5465baa6c56233b995d714750"),
-        "libXau.so.6",
-    ),
-    (bookworm("libxcb1", "1.15-1", "fdc61332a3892168f3cc9cfa1fe9cf11a91dc3e0acacbc47cbc50ebaa234cc71"), "libxcb.so.1"),
-    (
-        bookworm("libxdmcp6", "1:1.1.2-3", "ecb8536f5fb34543b55bb9dc5f5b14c9dbb4150a7bddb3f2287b7cab6e9d25ef"),
-        "libXdmcp.so.6",
-    ),
+    debian::LIBX11_XCB1,
+    debian::LIBXAU6,
+    debian::LIBXCB1,
+    debian::LIBXDMCP6,
 ];
 
 /// Where packages have their libraries.
@@ -136,10 +158,6 @@ const LIBRARIES: [&str; 3] =
 
 /// The sound file while it is made.
 const SPOKEN: &str = "spoken.wav";
-
-const fn bookworm(name: &'static str, version: &'static str, sha256: &'static str) -> Package {
-    Package { name, version, suite: "bookworm", sha256 }
-}
 
 /// espeak-ng, unpacked in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,6 @@
 //! Whisper's two models against the outputs that transformers recorded.
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
 
-use std::path::{Path, PathBuf};
-
 use npuc::front::config::Stack;
 use npuc::front::{self, Checkpoint};
 use npuc::model::StepShape;
@@ -11,14 +9,9 @@ use npuc_run::session::Steps;
 use npuc_run::speech::{Recogniser, Whisper};
 use safetensors::SafeTensors;
 
-fn fixture() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/whisper-f32");
-    if !path.is_dir() {
-        eprintln!("NOT RUN: the fixture whisper-f32, because ../shared/fixtures is absent");
-        return None;
-    }
-    Some(path)
-}
+mod data;
+
+use data::fixtures;
 
 /// A checkpoint on the host, its decoder in steps of these shapes.
 fn on_host(checkpoint: &Checkpoint, shapes: &str) -> Whisper {
@@ -36,7 +29,7 @@ fn numbers<T, const N: usize>(file: &SafeTensors<'_>, name: &str, of: fn([u8; N]
 /// The scores of every position are those of the reference whatever the steps, and so is what is written greedily.
 #[test]
 fn scores_are_those_of_the_reference() {
-    let Some(path) = fixture() else { return };
+    let Some(path) = fixtures().map(|path| path.join("whisper-f32")) else { return };
     let checkpoint = front::open(&path).unwrap();
     let bytes = std::fs::read(path.join("expected.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -70,7 +63,7 @@ fn scores_are_those_of_the_reference() {
 /// What does not fit is refused before anything is computed.
 #[test]
 fn misuse_is_told() {
-    let Some(path) = fixture() else { return };
+    let Some(path) = fixtures().map(|path| path.join("whisper-f32")) else { return };
     let checkpoint = front::open(&path).unwrap();
     let mut speech = on_host(&checkpoint, "4t8c,1t8c");
     let message = |result: npuc::Result<()>| result.unwrap_err().diagnostics()[0].message.clone();

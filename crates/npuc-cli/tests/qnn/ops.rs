@@ -28,6 +28,17 @@ struct Case {
     least_db: f64,
 }
 
+/// An operation without parameters and constants.
+fn plain(
+    op: &'static str,
+    inputs: Vec<Of>,
+    outputs: Vec<Of>,
+    formula: fn(&[Vec<f64>]) -> Vec<Vec<f64>>,
+    least_db: f64,
+) -> Case {
+    Case { op, scalars: Vec::new(), numbers: Vec::new(), inputs, constants: 0, outputs, formula, least_db }
+}
+
 /// Numbers around 0, in f16 or in 16 bits.
 fn of(float: bool, shape: &[u32], largest: f32) -> Of {
     match float {
@@ -175,16 +186,7 @@ fn exchanged(of: &[Vec<f64>]) -> Vec<Vec<f64>> {
 fn cases(float: bool) -> Vec<Case> {
     let x = of(float, &[1, 2, 8, 64], 1.0);
     let of = |shape: &[u32], largest| of(float, shape, largest);
-    let case = |op, inputs, outputs, formula| Case {
-        op,
-        scalars: Vec::new(),
-        numbers: Vec::new(),
-        inputs,
-        constants: 0,
-        outputs,
-        formula,
-        least_db: 65.0,
-    };
+    let case = |op, inputs, outputs, formula| plain(op, inputs, outputs, formula, 65.0);
     vec![
         Case {
             scalars: vec![("epsilon", Param::F32(1e-5))],
@@ -311,16 +313,7 @@ fn operations_of_decoders() {
 /// where it does not for `RmsNorm`.
 fn large(float: bool) -> Vec<Case> {
     let of = |shape: &[u32], largest| of(float, shape, largest);
-    let case = |op, inputs, outputs, formula| Case {
-        op,
-        scalars: Vec::new(),
-        numbers: Vec::new(),
-        inputs,
-        constants: 0,
-        outputs,
-        formula,
-        least_db: 70.0,
-    };
+    let case = |op, inputs, outputs, formula| plain(op, inputs, outputs, formula, 70.0);
     let norm = |shape: &[u32], formula| Case {
         scalars: vec![("epsilon", Param::F32(1e-5))],
         numbers: vec![("axes", DataType::U32, &[1], &[3])],

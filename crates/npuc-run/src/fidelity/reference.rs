@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use npuc::tensor::SourceFile;
-use npuc::{Code, Diagnostic, Error, Result};
+use npuc::{Code, Diagnostic, Result};
 use safetensors::{Dtype, SafeTensors};
 
 use super::figures::{Fidelity, Sums, best_id};
@@ -33,23 +33,14 @@ impl Reference {
         let fault = |message: String| Diagnostic::error(Code::BadReference, message).file(path);
         let tensors = SafeTensors::deserialize(file.bytes())
             .map_err(|e| fault(format!("the reference is not a safetensors file: {e}")))?;
-        let ids = |name: &str| int_rows(&tensors, name).map_err(|e| Error::from(fault(e).subject(name)));
-        let prompts = ids("input_ids")?.ok_or_else(|| {
+        let prompts = int_rows(&tensors, "input_ids").map_err(|e| fault(e).subject("input_ids"))?;
+        let prompts = prompts.ok_or_else(|| {
             fault("the reference has no prompts".into()).need("input_ids [batch, tokens], i64").have("no such tensor")
         })?;
         if prompts.iter().any(Vec::is_empty) || prompts.is_empty() {
             return Err(fault("the reference has an empty prompt".into()).subject("input_ids").into());
         }
-        let greedy = ids("greedy_ids")?;
-        let (logits, vocab) = match float_rows(&tensors, prompts.len(), prompts[0].len()) {
-            Ok(Some((rows, vocab))) => (Some(rows), Some(vocab)),
-            Ok(None) => (None, None),
-            Err(message) => return Err(fault(message).subject("logits").into()),
-        };
-        if logits.is_none() && greedy.is_none() {
-            let fault = fault("the reference has nothing to compare with".into());
-            return Err(fault.need("logits or greedy_ids").have("neither").into());
-        }
+        let Answers { logits, greedy, vocab } = answers(&tensors, path, &prompts)?;
         if greedy.as_ref().is_some_and(|greedy| greedy.len() != prompts.len()) {
             let fault = fault("the reference has another number of answers than of prompts".into());
             return Err(fault.subject("greedy_ids").into());
@@ -75,6 +66,26 @@ impl Reference {
     }
 }
 
+/// What a model answers to rows of ids: scores, greedy ids or both.
+pub(super) struct Answers {
+    pub(super) logits: Option<Vec<Vec<f32>>>,
+    pub(super) greedy: Option<Vec<Vec<u32>>>,
+    pub(super) vocab: Option<usize>,
+}
+
+/// The answers to `ids` in the file `path`, of which the scores are as many as the ids.
+pub(super) fn answers(tensors: &SafeTensors<'_>, path: &Path, ids: &[Vec<u32>]) -> Result<Answers> {
+    let fault = |message: String| Diagnostic::error(Code::BadReference, message).file(path);
+    let greedy = int_rows(tensors, "greedy_ids").map_err(|e| fault(e).subject("greedy_ids"))?;
+    let scores = float_rows(tensors, ids.len(), ids.first().map_or(0, Vec::len));
+    let (logits, vocab) = scores.map_err(|e| fault(e).subject("logits"))?.unzip();
+    if logits.is_none() && greedy.is_none() {
+        let fault = fault("the reference has nothing to compare with".into());
+        return Err(fault.need("logits or greedy_ids").have("neither").into());
+    }
+    Ok(Answers { logits, greedy, vocab })
+}
+
 pub(super) fn int_rows(tensors: &SafeTensors<'_>, name: &str) -> Result<Option<Vec<Vec<u32>>>, String> {
     let Ok(tensor) = tensors.tensor(name) else { return Ok(None) };
     let &[_, width] = tensor.shape() else {
@@ -91,9 +102,9 @@ pub(super) fn int_rows(tensors: &SafeTensors<'_>, name: &str) -> Result<Option<V
     Ok(Some(ids.chunks_exact(width).map(<[u32]>::to_vec).collect()))
 }
 
-pub(super) type Scores = (Vec<Vec<f32>>, usize);
+type Scores = (Vec<Vec<f32>>, usize);
 
-pub(super) fn float_rows(tensors: &SafeTensors<'_>, batch: usize, tokens: usize) -> Result<Option<Scores>, String> {
+fn float_rows(tensors: &SafeTensors<'_>, batch: usize, tokens: usize) -> Result<Option<Scores>, String> {
     let Ok(tensor) = tensors.tensor("logits") else { return Ok(None) };
     let vocab = match tensor.shape() {
         &[b, t, vocab] if b == batch && t == tokens && vocab > 0 && tensor.dtype() == Dtype::F32 => vocab,

@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
 use super::figures::{Fidelity, Sums, cosine};
-use super::reference::{float_rows, greedy_agreement, int_rows};
+use super::reference::{Answers, answers, greedy_agreement, int_rows};
 use super::trace::Distance;
 use super::words::{word_errors, words};
 use crate::speech::{Decoder, Kind, Language, Options, Recogniser, SpeechTokens, Task, Whisper, language_heard};
@@ -219,21 +219,12 @@ impl SpeechReference {
             .map_err(|e| fault(format!("the reference is not a safetensors file: {e}")))?;
         let (features, extents) =
             features(&tensors).map_err(|fault| Error::from(fault.file(path).subject("input_features")))?;
-        let rows = |name: &str| int_rows(&tensors, name).map_err(|e| Error::from(fault(e).subject(name)));
-        let ids = rows("decoder_input_ids")?.ok_or_else(|| {
+        let ids = int_rows(&tensors, "decoder_input_ids").map_err(|e| fault(e).subject("decoder_input_ids"))?;
+        let ids = ids.ok_or_else(|| {
             let fault = fault("the reference has no ids for the decoder".into()).have("no such tensor");
             fault.need("decoder_input_ids [batch, tokens], i64")
         })?;
-        let greedy = rows("greedy_ids")?;
-        let (logits, vocab) = match float_rows(&tensors, ids.len(), ids.first().map_or(0, Vec::len)) {
-            Ok(Some((rows, vocab))) => (Some(rows), Some(vocab)),
-            Ok(None) => (None, None),
-            Err(message) => return Err(fault(message).subject("logits").into()),
-        };
-        if logits.is_none() && greedy.is_none() {
-            let fault = fault("the reference has nothing to compare with".into());
-            return Err(fault.need("logits or greedy_ids").have("neither").into());
-        }
+        let Answers { logits, greedy, vocab } = answers(&tensors, path, &ids)?;
         let others = [("decoder_input_ids", Some(ids.len())), ("greedy_ids", greedy.as_ref().map(Vec::len))];
         let other = others.into_iter().find_map(|(name, count)| Some((name, count.filter(|n| *n != features.len())?)));
         if let Some((name, count)) = other {
