@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use npuc::back::BackEnd;
 use npuc::back::stablehlo::Dialect;
-use npuc::bundle::is_bundle;
-use npuc::bundle::write::{self, Contents, Written};
+use npuc::bundle::write::{Contents, Made, Written, write_prepared};
+use npuc::bundle::{Manifest, is_bundle};
 use npuc::front::config::Stack;
 use npuc::front::{self, Checkpoint};
 use npuc::quant::plan::{Destination, activation};
@@ -163,13 +163,26 @@ fn text(checkpoint: &Checkpoint, output: Output) -> Result<BundleText> {
 
 /// Writes the bundle under a bar.
 fn write(dir: &Path, checkpoint: &Checkpoint, contents: Contents<'_>, output: Output) -> Result<Written> {
+    write_and_make(dir, checkpoint, contents, output, |_, _| Ok(Made::default()))
+}
+
+/// Writes the bundle under a bar, with what `make` makes out of its files.
+fn write_and_make(
+    dir: &Path,
+    checkpoint: &Checkpoint,
+    contents: Contents<'_>,
+    output: Output,
+    make: impl FnOnce(&Path, &Manifest) -> Result<Made>,
+) -> Result<Written> {
     let bar = output.bytes_bar("writing");
-    let written = write::write(dir, checkpoint, contents, &mut |done, total| {
+    let mut progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    })?;
-    bar.finish_and_clear();
-    Ok(written)
+    };
+    write_prepared(dir, checkpoint, contents, &mut progress, |folder, manifest| {
+        bar.finish_and_clear();
+        make(folder, manifest)
+    })
 }
 
 fn ms(since: Instant) -> f64 {

@@ -10,6 +10,7 @@ use npuc_run::toolchain::{Tool, install};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 mod program;
 
@@ -90,42 +91,59 @@ fn iree_computes_as_the_host() {
 }
 
 /// Every packed product of a whole model is folded, nothing leaves the slices, and the simulator gives the host's scores over
-/// decode steps with the states fed back.
-#[test]
-fn torq_computes_as_the_host() {
+/// decode steps with the states fed back. Gives the bundle and the folder that it is in.
+fn on_torq(recipe: &str, chunks: &str, modules: usize) -> (PathBuf, TempDir) {
     installed(&[Tool::Torq]);
     let folder = tempfile::tempdir().unwrap();
-    let model = small_lfm2(folder.path());
-    let bundle = folder.path().join("bundle");
+    let (model, bundle) = (small_lfm2(folder.path()), folder.path().join("bundle"));
     let mixed = folder.path().join("mixed.toml");
     fs::write(&mixed, "linear = \"q8_0\"\nlm_head = \"q4_0\"\n").unwrap();
-    for (recipe, chunks, modules) in [("q4_0", "1", 1), ("q8_0", "1", 1), (mixed.to_str().unwrap(), "2,1", 2)] {
-        let flags = ["--target", "sl2610", "--shapes", "1t64c", "--recipe", recipe, "--chunks", chunks, "--profile"];
-        let (built, report) = compared(&model, &bundle, &flags, "torq-sim", "cosine>=0.9999");
-        assert!(report["cosine_min"].as_f64().unwrap() >= 0.9999, "{recipe}: {}", report["cosine_min"]);
-        let packed: u64 = built["modules"].as_array().unwrap().iter().map(|m| m["packed"].as_u64().unwrap()).sum();
-        // Two projections and three of the feed-forward layer for each convolution, four and three for attention, and the head.
-        assert_eq!(packed, 2 * 5 + 7 + 1, "{recipe}");
-        let compiled = built["compiled"].as_array().unwrap();
-        assert_eq!(compiled.len(), modules, "{recipe}");
-        for module in compiled {
-            assert_eq!(module["estimate"]["css"]["events"], 0, "{recipe}");
-            assert!(module["estimate"]["cycles"].as_u64().unwrap() > 100_000, "{recipe}");
-        }
-        let proved = built["products"].as_array().unwrap();
-        assert!(proved.len() >= 5, "{recipe}: {proved:?}");
-        assert!(proved.iter().all(|product| product["cosine"].as_f64().unwrap() > 0.99999), "{recipe}: {proved:?}");
+    let recipe = if recipe == "mixed" { mixed.to_str().unwrap() } else { recipe };
+    let flags = ["--target", "sl2610", "--shapes", "1t64c", "--recipe", recipe, "--chunks", chunks, "--profile"];
+    let (built, report) = compared(&model, &bundle, &flags, "torq-sim", "cosine>=0.9999");
+    assert!(report["cosine_min"].as_f64().unwrap() >= 0.9999, "{recipe}: {}", report["cosine_min"]);
+    let packed: u64 = built["modules"].as_array().unwrap().iter().map(|m| m["packed"].as_u64().unwrap()).sum();
+    // Two projections and three of the feed-forward layer for each convolution, four and three for attention, and the head.
+    assert_eq!(packed, 2 * 5 + 7 + 1, "{recipe}");
+    let compiled = built["compiled"].as_array().unwrap();
+    assert_eq!(compiled.len(), modules, "{recipe}");
+    for module in compiled {
+        assert_eq!(module["estimate"]["css"]["events"], 0, "{recipe}");
+        assert!(module["estimate"]["cycles"].as_u64().unwrap() > 100_000, "{recipe}");
     }
+    let proved = built["products"].as_array().unwrap();
+    assert!(proved.len() >= 5, "{recipe}: {proved:?}");
+    assert!(proved.iter().all(|product| product["cosine"].as_f64().unwrap() > 0.99999), "{recipe}: {proved:?}");
+    (bundle, folder)
+}
+
+#[test]
+fn torq_computes_4_bits_as_the_host() {
+    on_torq("q4_0", "1", 1);
+}
+
+#[test]
+fn torq_computes_8_bits_as_the_host() {
+    on_torq("q8_0", "1", 1);
+}
+
+#[test]
+fn torq_computes_both_in_two_modules_as_the_host() {
+    let (bundle, _folder) = on_torq("mixed", "2,1", 2);
     every_operation(&bundle, "torq-sim");
     golden_outputs(&bundle);
-    // Products of a single head have one row each, which the compiler would take off the slices.
-    let heads = folder.path().join("heads");
+}
+
+/// Products of a single head have one row each, which the compiler would take off the slices.
+#[test]
+fn torq_computes_head_by_head_as_the_host() {
+    installed(&[Tool::Torq]);
+    let folder = tempfile::tempdir().unwrap();
+    let (model, bundle) = (small_lfm2(folder.path()), folder.path().join("bundle"));
+    let (model, path) = (model.to_str().unwrap(), bundle.to_str().unwrap());
     let flags = ["--target", "sl2610", "--shapes", "1t64c", "--recipe", "q8_0", "--attention", "split-head"];
-    good(
-        &[&["--json", "build", model.to_str().unwrap(), "-o", heads.to_str().unwrap(), "--no-tokenizer"], &flags[..]]
-            .concat(),
-    );
-    every_operation(&heads, "torq-sim");
+    good(&[&["--json", "build", model, "-o", path, "--no-tokenizer"], &flags[..]].concat());
+    every_operation(&bundle, "torq-sim");
 }
 
 /// Every operation of a bundle on its device, from the operands that the device has, is that of the host.

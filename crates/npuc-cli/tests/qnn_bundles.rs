@@ -141,18 +141,31 @@ fn check(model: &Path, target: &str, flags: &[&str], layers: usize, contexts_exp
 const U16: [&str; 8] = ["--recipe", "w4a16-lpbq-g32", "--quality", "fast", "--samples", "2", "--tokens", "48"];
 const F16: [&str; 4] = ["--recipe", "f16-bw4-g32", "--quality", "fast"];
 
-#[test]
-fn two_layers_of_smollm2() {
+/// Two layers of SmolLM2 on a chip, built with several flags into so many contexts.
+fn two_layers(target: &str, cases: &[(&[&str], usize)]) {
     let folder = TempDir::new().unwrap();
     let model = folder.path().join("cut");
     cut(&model);
-    for target in ["sm8650", "sm8750"] {
-        check(&model, target, &U16, 2, 1);
-        check(&model, target, &F16, 2, 1);
+    for (flags, contexts) in cases {
+        check(&model, target, flags, 2, *contexts);
     }
-    check(&model, "sm8650", &[&U16[..], &["--attention", "split-head"]].concat(), 2, 1);
-    check(&model, "sm8650", &[&U16[..], &["--contexts", "2"]].concat(), 2, 2);
-    check(&model, "sm8650", &[&F16[..], &["--contexts", "1,1"]].concat(), 2, 2);
+}
+
+#[test]
+fn two_layers_of_smollm2_on_v75() {
+    two_layers("sm8650", &[(&U16, 1), (&F16, 1)]);
+}
+
+#[test]
+fn two_layers_of_smollm2_on_v79() {
+    two_layers("sm8750", &[(&U16, 1), (&F16, 1)]);
+}
+
+#[test]
+fn two_layers_of_smollm2_in_other_forms() {
+    let heads = [&U16[..], &["--attention", "split-head"]].concat();
+    let [u16, f16] = [(&U16[..], "2"), (&F16, "1,1")].map(|(flags, parts)| [flags, &["--contexts", parts]].concat());
+    two_layers("sm8650", &[(&heads, 1), (&u16, 2), (&f16, 2)]);
 }
 
 fn data(name: &str) -> PathBuf {
@@ -174,6 +187,21 @@ fn models_of_other_shapes() {
         ("llama-gqa3-q4_1.gguf", 3, &["--recipe", "f16-bw4-g32", "--quality", "fast"]),
     ] {
         check(&data(name), "sm8650", flags, layers, 1);
+    }
+}
+
+#[test]
+fn fixtures_on_both_chips() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures");
+    if !fixtures.is_dir() {
+        eprintln!("NOT RUN: the fixtures, because ../shared/fixtures is absent");
+        return;
+    }
+    for name in ["llama-gqa3-f32", "llama3-tied-bf16", "llama-untied-sharded-f16"] {
+        for target in ["sm8650", "sm8750"] {
+            check(&fixtures.join(name), target, &U16, 3, 1);
+            check(&fixtures.join(name), target, &F16, 3, 1);
+        }
     }
 }
 

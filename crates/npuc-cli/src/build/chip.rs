@@ -1,23 +1,29 @@
-//! What builds for all chips share: flags that have no use, mends, text for ranges, ranges.
+//! What builds for all chips share: what flags ask for, flags that have no use, mends, text for ranges, ranges.
 
 use std::time::Instant;
 
 use npuc::bundle::CalibrationRecord;
 use npuc::diag::Severity;
 use npuc::fit::Request;
-use npuc::front::{Checkpoint, non_finite};
+use npuc::front::{Checkpoint, ModelConfig, non_finite};
 use npuc::mend::{Mended, Proof, mend, prove};
-use npuc::model::Part;
+use npuc::model::{Chunks, Part, StepShape};
+use npuc::pass::Pass;
 use npuc::quant::Ranges;
+use npuc::quant::plan::Destination;
+use npuc::quant::recipe::Recipe;
+use npuc::target::{Mend, Precision, Question, Target};
 use npuc::{Code, Diagnostic, Error, Result, fit};
 use npuc_run::calibrate::calibrate;
 use npuc_run::corpus::{Amount, Corpus};
+use npuc_run::program::default_shapes_for;
+use npuc_run::quantise::Quantised;
 use serde::Serialize;
 
-use super::ms;
-use crate::args::{BuildArgs, threads};
+use super::{ms, open};
+use crate::args::{Attention, BuildArgs, shapes, threads};
 use crate::output::Output;
-use crate::recipe::{Prepared, is_whisper, sound};
+use crate::recipe::{Prepared, is_whisper, prepare, sound};
 
 /// What of a file ranges are taken from, at most.
 const RANGES_OF_FILE: Amount = Amount { samples: 32, tokens: 128 };
@@ -36,6 +42,43 @@ impl Milliseconds {
         self.0 = ms(start);
         result
     }
+}
+
+/// What the flags of a build ask for, whose weights follow a recipe.
+pub(super) struct Asked {
+    pub(super) request: Request,
+    /// With its weights in the formats of the recipe.
+    pub(super) checkpoint: Checkpoint,
+    pub(super) prepared: Prepared,
+    pub(super) quantised: Quantised,
+}
+
+/// What the flags ask for, with the weights quantised if `recipe` says so; `steps` has the last word about step shapes, and cuts the layers.
+pub(super) fn asked(
+    args: &BuildArgs,
+    target: &Target,
+    recipe: Recipe,
+    output: Output,
+    steps: impl FnOnce(&ModelConfig, Vec<StepShape>) -> Result<(Vec<StepShape>, Option<Chunks>)>,
+) -> Result<Asked> {
+    let given = shapes(args.shapes.as_ref())?;
+    let activation = recipe.activation.number(target.float);
+    let precision = Precision { name: recipe.name.clone(), activation, ..Precision::stored(target.float) };
+    let question = Question::new(target, precision, &args.chip.flag)?;
+    let checkpoint = open(args)?;
+    let config = &checkpoint.config;
+    let (shapes, chunks) = steps(config, given.unwrap_or_else(|| default_shapes_for(target, config)))?;
+    let mends = match args.attention {
+        Attention::Grouped => Vec::new(),
+        Attention::SplitHead => vec![Mend::Pass(Pass::SplitAttention)],
+    };
+    let request = Request { chunks, mends, ..Request::new(target.clone(), question, shapes) };
+    let request = args.chip.place.apply(request)?;
+    let destination = Destination::Target(target.clone());
+    let prepared = prepare(&checkpoint, recipe, &args.how, &destination, false, threads(None), output)?;
+    let quantised = prepared.quantised(&checkpoint, &args.output, output)?;
+    let checkpoint = quantised.checkpoint.clone();
+    Ok(Asked { request, checkpoint, prepared, quantised })
 }
 
 /// The request as it fits, mended unless the user does not want that.

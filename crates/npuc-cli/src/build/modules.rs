@@ -4,33 +4,30 @@ use std::fmt::Write;
 
 use npuc::back::BackEnd;
 use npuc::back::stablehlo::{CacheWrites, Dialect, Exported, Products, Side, Storage, Style, export};
+use npuc::build::ordered;
 use npuc::bundle::staging::refuse_other_content;
-use npuc::bundle::write::{Contents, ExtraFile, Made, Written, write_prepared};
+use npuc::bundle::write::{Contents, ExtraFile, Made, Written};
 use npuc::fit::Request;
 use npuc::front::Checkpoint;
 use npuc::mend::{Applied, Mended, Proof};
 use npuc::model::{Chunks, StepShape};
-use npuc::pass::Pass;
-use npuc::quant::plan::Destination;
 use npuc::quant::recipe::Recipe;
-use npuc::target::{Mend, Precision, Question, Target};
+use npuc::target::Target;
 use npuc::{Code, Diagnostic, Error, Result};
 use npuc_run::fidelity::write_golden;
 use npuc_run::modules::{self, ProvedProduct, prove_products};
-use npuc_run::program::{Program, chip_contents, default_shapes_for};
-use npuc_run::quantise::Quantised;
+use npuc_run::program::{Program, chip_contents};
 use npuc_run::text::BundleText;
 use npuc_run::toolchain::compile::TIME_LIMIT;
 use npuc_run::toolchain::torq_profile::TorqProfile;
 use npuc_run::toolchain::{Installed, find};
 use serde::Serialize;
 
-use super::chip::{Milliseconds, fitted, proved, refuse_host_flags};
-use super::open;
-use crate::args::{Attention, BuildArgs, ParametersArg, WeightsArg, shapes, threads};
+use super::chip::{self, Asked, Milliseconds, fitted, proved, refuse_host_flags};
+use super::write_and_make;
+use crate::args::{BuildArgs, ParametersArg, WeightsArg, threads};
 use crate::mended;
 use crate::output::{Output, bytes};
-use crate::recipe::{Prepared, prepare};
 
 #[derive(Serialize)]
 struct Report {
@@ -182,13 +179,7 @@ fn write(
     output: Output,
 ) -> Result<(Written, Vec<modules::Made>, Vec<ProvedProduct>)> {
     let (mut compiled, mut products) = (Vec::new(), Vec::new());
-    let bar = output.bytes_bar("writing");
-    let mut progress = |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    };
-    let written = write_prepared(&args.output, checkpoint, contents, &mut progress, |folder, manifest| {
-        bar.finish_and_clear();
+    let written = write_and_make(&args.output, checkpoint, contents, output, |folder, manifest| {
         let spinner = output.spinner("computing golden outputs");
         let program = Program::open(folder, None)?;
         let files = write_golden(folder, &program, threads(None))?;
@@ -219,18 +210,8 @@ pub(super) fn making<'a>(
     modules::Making { tool, target, changes, profile: args.profile, log, limit: TIME_LIMIT, say }
 }
 
-/// What the flags ask for.
-pub(super) struct Asked {
-    pub(super) request: Request,
-    /// With its weights in the formats of the recipe.
-    pub(super) checkpoint: Checkpoint,
-    prepared: Prepared,
-    quantised: Quantised,
-}
-
 /// What the flags ask for, with the weights quantised if they say so.
 pub(super) fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result<Asked> {
-    let given = shapes(args.shapes.as_ref())?;
     let recipe = match (&args.recipe, args.parameters) {
         (Some(_), Some(ParametersArg::ExternalBf16)) => {
             let fault = Diagnostic::error(Code::BadArgument, "--parameters external-bf16 is a recipe of its own");
@@ -240,26 +221,12 @@ pub(super) fn asked(args: &BuildArgs, target: &Target, output: Output) -> Result
         (None, Some(ParametersArg::ExternalBf16)) => Recipe::find("bf16")?,
         (None, Some(ParametersArg::External | ParametersArg::Inline) | None) => Recipe::find("stored")?,
     };
-    let activation = recipe.activation.number(target.float);
-    let precision = Precision { name: recipe.name.clone(), activation, ..Precision::stored(target.float) };
-    let question = Question::new(target, precision, &args.chip.flag)?;
-    let checkpoint = open(args)?;
-    let shapes = given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config));
-    let shapes = npuc::build::ordered(&checkpoint.config, shapes)?;
-    refuse_single_row(target, &shapes)?;
-    let chunks = args.chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
-    let chunks = Some(chunks.unwrap_or(Chunks::Equal(1)));
-    let mends = match args.attention {
-        Attention::Grouped => Vec::new(),
-        Attention::SplitHead => vec![Mend::Pass(Pass::SplitAttention)],
-    };
-    let request = Request { chunks, mends, ..Request::new(target.clone(), question, shapes) };
-    let request = args.chip.place.apply(request)?;
-    let destination = Destination::Target(target.clone());
-    let prepared = prepare(&checkpoint, recipe, &args.how, &destination, false, threads(None), output)?;
-    let quantised = prepared.quantised(&checkpoint, &args.output, output)?;
-    let checkpoint = quantised.checkpoint.clone();
-    Ok(Asked { request, checkpoint, prepared, quantised })
+    chip::asked(args, target, recipe, output, |config, shapes| {
+        let shapes = ordered(config, shapes)?;
+        refuse_single_row(target, &shapes)?;
+        let chunks = args.chip.chunks.as_deref().map(str::parse::<Chunks>).transpose()?;
+        Ok((shapes, Some(chunks.unwrap_or(Chunks::Equal(1)))))
+    })
 }
 
 /// Torq's compiler takes no cache of a single row: with a mask of one element, operations leave the slices.

@@ -5,31 +5,27 @@ use std::path::PathBuf;
 
 use npuc::back::BackEnd;
 use npuc::back::qnn::{Activations, Exported, export, forecast_bytes};
-use npuc::bundle::write::{Contents, Made, Written, write_prepared};
+use npuc::bundle::write::{Contents, Made, Written};
 use npuc::bundle::{CalibrationRecord, ContextRecord};
-use npuc::fit::Request;
 use npuc::front::Checkpoint;
 use npuc::mend::{Applied, Mended, Proof};
 use npuc::model::{Chunks, StepShape};
-use npuc::pass::Pass;
 use npuc::quant::Scheme;
-use npuc::quant::plan::Destination;
 use npuc::quant::recipe::{Activation, Recipe};
-use npuc::target::{Mend, Precision, Question, Target};
+use npuc::target::Target;
 use npuc::{Code, Diagnostic, Error, Result};
 use npuc_run::calibrate::HEADROOM;
 use npuc_run::contexts;
 use npuc_run::integer::Arithmetic;
-use npuc_run::program::{chip_contents, default_shapes_for};
-use npuc_run::quantise::Quantised;
+use npuc_run::program::chip_contents;
 use serde::Serialize;
 
-use super::chip::{Milliseconds, calibrated, calibration, fitted, proved, refuse_host_flags};
-use super::open;
-use crate::args::{Attention, BuildArgs, shapes, threads};
+use super::chip::{Asked, Milliseconds, asked, calibrated, calibration, fitted, proved, refuse_host_flags};
+use super::write_and_make;
+use crate::args::BuildArgs;
 use crate::mended;
 use crate::output::{Output, bytes};
-use crate::recipe::{Prepared, prepare};
+use crate::recipe::Prepared;
 use crate::session::start_qnn;
 
 #[derive(Serialize)]
@@ -86,7 +82,9 @@ pub(super) fn build(args: &BuildArgs, target: &Target, output: Output) -> Result
     // A missing or too old library is told before any work.
     drop(start_qnn(Some(&log_path(args)))?);
     let mut times = Times::default();
-    let asked = times.quantise_ms.measure(|| asked(args, target, recipe, output))?;
+    let asked = times
+        .quantise_ms
+        .measure(|| asked(args, target, recipe, output, |_, shapes| Ok((shapes, contexts_of(args)?))))?;
     let Asked { request: asked, checkpoint, prepared, quantised } = asked;
     let text = super::text(&checkpoint, output)?;
 
@@ -145,13 +143,7 @@ fn write(
     output: Output,
 ) -> Result<(Written, Vec<contexts::Made>)> {
     let mut made = Vec::new();
-    let bar = output.bytes_bar("writing");
-    let mut progress = |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    };
-    let written = write_prepared(&args.output, checkpoint, contents, &mut progress, |folder, manifest| {
-        bar.finish_and_clear();
+    let written = write_and_make(&args.output, checkpoint, contents, output, |folder, manifest| {
         let spinner = output.spinner("preparing contexts");
         let mut say = |text: &str| spinner.set_message(text.to_owned());
         let mut start = || start_qnn(Some(&log_path(args)));
@@ -169,15 +161,6 @@ fn log_path(args: &BuildArgs) -> PathBuf {
     args.output.with_file_name(name)
 }
 
-/// What the flags ask for.
-struct Asked {
-    request: Request,
-    /// With its weights in the formats of the recipe.
-    checkpoint: Checkpoint,
-    prepared: Prepared,
-    quantised: Quantised,
-}
-
 /// The recipe of the flags. What is stored in no format that the chip takes gets the nearest one, and a note.
 ///
 /// Errors: recipes that npuc does not know; activations that were never held against the chip's libraries.
@@ -189,28 +172,6 @@ fn recipe(args: &BuildArgs, target: &Target) -> Result<Recipe> {
         return Err(fault.need("act = \"u16\", \"s16\" or \"f16\"").have(recipe.activation.name()).into());
     }
     Ok(recipe)
-}
-
-/// What the flags ask for, with the weights quantised if they say so.
-fn asked(args: &BuildArgs, target: &Target, recipe: Recipe, output: Output) -> Result<Asked> {
-    let given = shapes(args.shapes.as_ref())?;
-    let activation = recipe.activation.number(target.float);
-    let precision = Precision { name: recipe.name.clone(), activation, ..Precision::stored(target.float) };
-    let question = Question::new(target, precision, &args.chip.flag)?;
-    let checkpoint = open(args)?;
-    let shapes = given.unwrap_or_else(|| default_shapes_for(target, &checkpoint.config));
-    let chunks = contexts_of(args)?;
-    let mends = match args.attention {
-        Attention::Grouped => Vec::new(),
-        Attention::SplitHead => vec![Mend::Pass(Pass::SplitAttention)],
-    };
-    let request = Request { chunks, mends, ..Request::new(target.clone(), question, shapes) };
-    let request = args.chip.place.apply(request)?;
-    let destination = Destination::Target(target.clone());
-    let prepared = prepare(&checkpoint, recipe, &args.how, &destination, false, threads(None), output)?;
-    let quantised = prepared.quantised(&checkpoint, &args.output, output)?;
-    let checkpoint = quantised.checkpoint.clone();
-    Ok(Asked { request, checkpoint, prepared, quantised })
 }
 
 /// How many contexts, and with which layers; `auto` is the fewest that the limits allow.

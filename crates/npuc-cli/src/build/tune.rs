@@ -16,8 +16,8 @@ use npuc_run::toolchain::Installed;
 use npuc_run::toolchain::torq_profile::TorqProfile;
 use serde::Serialize;
 
-use super::chip::fitted;
-use super::modules::{Asked, Form, Times, asked, finish, making, refuse_flags, style, tool};
+use super::chip::{Asked, fitted};
+use super::modules::{Form, Times, asked, finish, making, refuse_flags, style, tool};
 use crate::args::TuneArgs;
 use crate::output::{Output, bytes};
 

@@ -501,14 +501,13 @@ impl<'a> Scene<'a> {
         }
         let by = known_as.map_or_else(String::new, |text| format!(" ({text})"));
         let unit = statement.unit.clone();
-        let why = (!chip.fallback).then(|| "one refused operation fails the whole file".to_owned());
         self.op_misfit(
             at,
             Severity::Error,
             format!("no unit takes `{name}`{by}"),
             unit,
             actual,
-            why,
+            chip.why_whole(),
             statement,
             remedies,
         )
@@ -522,7 +521,7 @@ impl<'a> Scene<'a> {
         let severity = if chip.fallback { Severity::Warning } else { Severity::Error };
         let message = format!("`{name}` is computed by the {unit}, not the NPU");
         let actual = format!("`{name}` ({vendor})");
-        self.op_misfit(at, severity, message, unit.to_owned(), actual, None, statement, Vec::new())
+        self.op_misfit(at, severity, message, unit.to_owned(), actual, chip.why_whole(), statement, Vec::new())
     }
 
     #[expect(clippy::too_many_arguments, reason = "each is one line of the misfit")]

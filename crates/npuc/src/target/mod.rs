@@ -319,6 +319,11 @@ impl Chip {
         has(UnitKind::Npu) && has(UnitKind::Cpu)
     }
 
+    /// Why an operation that the NPU does not compute is no small matter, where no tool gives it to another unit.
+    pub(crate) fn why_whole(&self) -> Option<String> {
+        (!self.fallback).then(|| "one refused operation fails the whole file".to_owned())
+    }
+
     /// Bytes of an element of a port or cache: TFLite files of a float precision have ports in f32, whatever the chip
     /// computes in.
     pub fn port_bytes(&self, precision: &Precision) -> u64 {
