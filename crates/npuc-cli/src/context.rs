@@ -180,7 +180,7 @@ fn render_comparison(report: &Compared) -> String {
     section("other differences", false);
     let verdict = match (report.compatible, report.differences.is_empty()) {
         (true, true) => "nothing that is told of them differs",
-        (true, false) => "a runner of one is one of the other: graphs and ports are the same",
+        (true, false) => "one runner drives both, each on the chip that it was made for: graphs and ports are the same",
         (false, _) => "a runner of one is none of the other",
     };
     let _ = writeln!(text, "\n{verdict}");

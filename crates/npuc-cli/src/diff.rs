@@ -5,11 +5,12 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use npuc::bundle::is_bundle;
+use npuc::bundle::{Manifest, is_bundle};
 use npuc::ir::ValueId;
 use npuc::ir::text::value_text;
 use npuc::{Code, Diagnostic, Error, Result};
-use npuc_run::fidelity::{Difference, Distance, OfModules, Tracer, Unpaired, Where, compare_modules, emulated};
+use npuc_run::contexts::soc_model;
+use npuc_run::fidelity::{Difference, Distance, OfStep, Tracer, Unpaired, Where, compare_modules, emulated};
 use npuc_run::program::Program;
 use serde::Serialize;
 
@@ -126,8 +127,14 @@ pub(crate) fn command(args: &DiffArgs, output: Output) -> Result<u8> {
     };
     let (steps, parting) = match args.on {
         On::Host => compare(args, (&reference, &model), &ids)?,
-        On::Qnn => compare_emulated(args, &model, &ids)?,
-        On::IreeCpu | On::IreeVulkan | On::TorqSim => compare_on_modules(args, &model, &ids)?,
+        On::Qnn => compare_on_device(args, &model, &ids, |bundle, fed| {
+            let soc = soc_model(&npuc::target::find(&bundle.1.target)?)?;
+            emulated(&model, bundle, soc, &mut session::start_qnn(None)?, fed, threads(args.threads))
+        })?,
+        On::IreeCpu | On::IreeVulkan | On::TorqSim => compare_on_device(args, &model, &ids, |bundle, fed| {
+            let log = session::run_log(&args.model);
+            compare_modules(&model, bundle, args.on.runners(), fed, threads(args.threads), &log)
+        })?,
         On::Litert | On::Null => {
             let fault = Diagnostic::error(Code::BadArgument, "this device does not show its values").subject("--on");
             return Err(fault.help("compare on this machine, or whole models with `npuc verify --on …`").into());
@@ -183,35 +190,28 @@ fn compare(
     Ok((steps, None))
 }
 
-/// Holds the values of a bundle's prefill step in Qualcomm's emulation against this machine's.
-fn compare_emulated(args: &DiffArgs, program: &Program, ids: &[u32]) -> Result<(Vec<Step>, Option<Parting>)> {
-    one_bundle(args)?;
-    let manifest = npuc::bundle::manifest(&args.model)?;
-    let soc = npuc_run::contexts::soc_model(&npuc::target::find(&manifest.target)?)?;
-    let tokens = program.steps.iter().map(|step| step.shape.tokens).filter(|&tokens| tokens <= ids.len());
-    let ids = &ids[..tokens.max().unwrap_or(1).min(ids.len())];
-    let mut qnn = session::start_qnn(None)?;
-    let bundle = (args.model.as_path(), &manifest);
-    let (differences, alone) = emulated(program, bundle, soc, &mut qnn, ids, threads(args.threads))?;
-    let step = Step::of(0, 0, ids.len(), Unpaired { reference: alone, model: 0 });
-    let (step, parting) = judged(args, step, &differences, (program, program));
-    Ok((vec![step], parting))
-}
-
-/// Holds the values of a bundle's modules against this machine's: the prefill step, and the last of the decode steps.
-fn compare_on_modules(args: &DiffArgs, program: &Program, ids: &[u32]) -> Result<(Vec<Step>, Option<Parting>)> {
+/// Holds the values of a bundle on a device against this machine's: the prefill step, and the last of the decode steps. `device` compares
+/// what every step shape did last after the ids were fed in groups.
+fn compare_on_device(
+    args: &DiffArgs,
+    program: &Program,
+    ids: &[u32],
+    device: impl FnOnce((&Path, &Manifest), &[&[u32]]) -> Result<Vec<OfStep>>,
+) -> Result<(Vec<Step>, Option<Parting>)> {
     one_bundle(args)?;
     let manifest = npuc::bundle::manifest(&args.model)?;
     let most = program.steps.iter().map(|step| step.shape.tokens).filter(|&tokens| tokens <= ids.len()).max();
     let (first, rest) = ids.split_at(most.unwrap_or(1).min(ids.len()));
-    let decodes = program.steps.iter().any(|step| step.shape.tokens == 1);
-    let rest = &rest[..args.steps.min(rest.len()).min(if decodes { usize::MAX } else { 0 })];
+    let decodes = if program.steps.iter().any(|step| step.shape.tokens == 1) { args.steps } else { 0 };
+    if rest.len() < decodes {
+        let fault = Diagnostic::error(Code::BadArgument, "there are too few ids for the steps").have(ids.len());
+        let fault = fault.need(format!("{} to prefill and {decodes} to decode", first.len()));
+        return Err(fault.help("give a longer text, or fewer --steps").into());
+    }
+    let rest = &rest[..decodes];
     let fed: Vec<&[u32]> = [first].into_iter().chain(rest.chunks(1)).collect();
-    let log = session::run_log(&args.model);
-    let bundle = (args.model.as_path(), &manifest);
-    let compared = compare_modules(program, bundle, args.on.runners(), &fed, threads(args.threads), &log)?;
     let (mut steps, mut parting) = (Vec::new(), None);
-    for OfModules { step, differences, own, alone } in compared {
+    for OfStep { step, differences, own, alone } in device((&args.model, &manifest), &fed)? {
         let tokens = program.steps[step].shape.tokens;
         let (step, first) = if tokens == 1 { (rest.len(), first.len() + rest.len() - 1) } else { (0, 0) };
         let step = Step::of(step, first, tokens, Unpaired { reference: alone, model: 0 });

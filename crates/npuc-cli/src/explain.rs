@@ -53,6 +53,9 @@ pub(crate) fn command(args: &ExplainArgs, output: Output) -> Result<u8> {
         }
         return output.result(&Page { code, text: code.page() }, code.page()).map(|()| 0);
     }
+    if let Some(findings) = number(what) {
+        return explained(what, &format!("QNN's error {what}"), findings, &args.ir, output);
+    }
     let path = Path::new(what);
     let is_log = path.is_file() || path.extension().is_some_and(|ending| ending == "log" || ending == "txt");
     if is_log {
@@ -60,21 +63,34 @@ pub(crate) fn command(args: &ExplainArgs, output: Output) -> Result<u8> {
     }
     Err(Diagnostic::error(Code::BadArgument, "there is no such code and no such file")
         .have(what)
-        .help("list the codes with `npuc explain`")
+        .help("list the codes with `npuc explain`; of vendors' numbers those of QNN are known")
         .into())
+}
+
+/// What a vendor's error number alone means, decimal or as `0x…`; `None` for other words.
+fn number(what: &str) -> Option<Vec<Finding>> {
+    let digits = what.strip_prefix("0x").unwrap_or(what);
+    let findings = decode(&format!("QNN error {what}"));
+    let is_number = !digits.is_empty() && digits.chars().all(|digit| digit.is_ascii_hexdigit());
+    (is_number && !findings.is_empty()).then_some(findings)
 }
 
 fn explain_log(path: &Path, ir: &[PathBuf], output: Output) -> Result<u8> {
     let log = String::from_utf8_lossy(&read(path)?).into_owned();
-    let graphs: Vec<Graph> = ir.iter().map(|path| graph(path)).collect::<Result<_>>()?;
     let findings = decode(&log);
+    explained(&path.display().to_string(), &log, findings, ir, output)
+}
+
+/// Tells findings of a text, with their places in graphs.
+fn explained(name: &str, log: &str, findings: Vec<Finding>, ir: &[PathBuf], output: Output) -> Result<u8> {
+    let graphs: Vec<Graph> = ir.iter().map(|path| graph(path)).collect::<Result<_>>()?;
     let places = locate_all(&findings, &graphs);
     let report = Report {
-        log: path.display().to_string(),
+        log: name.to_owned(),
         lines: log.lines().count(),
         recognised: !findings.is_empty(),
         findings: findings.iter().zip(&places).map(|(finding, places)| Located { finding, places }).collect(),
-        last_lines: if findings.is_empty() { last_lines(&log) } else { Vec::new() },
+        last_lines: if findings.is_empty() { last_lines(log) } else { Vec::new() },
     };
     output.result(&report, &render(&report, !graphs.is_empty()))?;
     Ok(if report.recognised { 0 } else { Class::No.exit_status() })

@@ -147,7 +147,7 @@ fn check(status: i32, cases: &[(Made, usize, &[&str])]) {
 
 #[test]
 fn binaries_of_the_same_graphs_and_ports() {
-    let runs = "a runner of one is one of the other: graphs and ports are the same";
+    let runs = "one runner drives both, each on the chip that it was made for: graphs and ports are the same";
     check(
         0,
         &[

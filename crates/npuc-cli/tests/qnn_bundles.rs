@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use half::f16;
 use npuc::back::qnn::Description;
@@ -19,7 +19,7 @@ use npuc::ir::Def;
 use npuc::{Code, Tensor};
 use npuc_run::contexts;
 use npuc_run::device::qnn::{Context, Qnn, Start};
-use npuc_run::fidelity::emulated;
+use npuc_run::fidelity::{OfStep, emulated};
 use npuc_run::program::Program;
 use npuc_run::session::Session;
 use npuc_run::toolchain::{Tool, install};
@@ -168,6 +168,14 @@ fn two_layers_of_smollm2_in_other_forms() {
     two_layers("sm8650", &[(&heads, 1), (&u16, 2), (&f16, 2)]);
 }
 
+/// A context between two others takes and gives the residual stream.
+#[test]
+fn three_contexts() {
+    for flags in [&U16[..], &["--recipe", "f16"]] {
+        check(&data("llama-gqa3-f16.gguf"), "sm8650", &[flags, &["--contexts", "3"]].concat(), 3, 3);
+    }
+}
+
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/checkpoints").join(name)
 }
@@ -218,27 +226,37 @@ fn the_first_wrong_value_is_found() {
     let folder = TempDir::new().unwrap();
     let path = half_bundle(&folder, &[]);
     let manifest = bundle::manifest(&path).unwrap();
-    let mut program = Program::open(&path, None).unwrap();
-    let ids: Vec<u32> = (0..32).map(|i| i * 37 % 320).collect();
+    let program = Program::open(&path, None).unwrap();
+    let ids: Vec<u32> = (0..36).map(|i| i * 37 % 320).collect();
+    let (prefill, decoded) = ids.split_at(32);
+    let fed: Vec<&[u32]> = [prefill].into_iter().chain(decoded.chunks(1)).collect();
     let bundle = (path.as_path(), &manifest);
     let mut qnn = start();
-    let (good, alone) = emulated(&program, bundle, 57, &mut qnn, &ids, 2).unwrap();
-    let computed = |def: &Def| matches!(def, Def::Op { .. });
-    let values = &program.steps[0].segments[0].graph.values;
-    assert_eq!(good.len() + alone, values.iter().filter(|value| computed(&value.def)).count());
-    assert!(good.iter().all(|difference| difference.distance.sqnr_db() >= 30.0), "{good:?}");
+    let good = emulated(&program, bundle, 57, &mut qnn, &fed, 2).unwrap();
+    assert_eq!(good.iter().map(|step| step.step).collect::<Vec<_>>(), [0, 1], "prefill, then decode steps");
+    for OfStep { step, differences, alone, .. } in &good {
+        let values = &program.steps[*step].segments[0].graph.values;
+        let computed = values.iter().filter(|value| matches!(value.def, Def::Op { .. })).count();
+        assert_eq!(differences.len() + alone, computed);
+        assert!(differences.iter().all(|difference| difference.distance.sqnr_db() >= 30.0), "{differences:?}");
+    }
 
-    let emitted = program.steps[0].segments[0].emitted.clone().unwrap();
-    let mut description = Description::parse(&fs::read_to_string(emitted).unwrap()).unwrap();
-    let wrong = description.nodes.iter_mut().rfind(|node| node.op == "Softmax").unwrap();
-    wrong.params.push(("beta".into(), Param::F32(0.5)));
-    let name = wrong.name.clone();
-    let changed = folder.path().join("changed.json");
-    fs::write(&changed, description.to_text()).unwrap();
-    program.steps[0].segments[0].emitted = Some(changed);
-    let (found, _) = emulated(&program, bundle, 57, &mut qnn, &ids, 2).unwrap();
-    let first = found.iter().find(|difference| difference.distance.sqnr_db() < 30.0).unwrap();
-    assert_eq!(format!("{}/{}.{}", first.at.path, first.at.op, first.at.model), name);
+    for step in [0, 1] {
+        let mut changed = Program::open(&path, None).unwrap();
+        let emitted = changed.steps[step].segments[0].emitted.clone().unwrap();
+        let mut description = Description::parse(&fs::read_to_string(emitted).unwrap()).unwrap();
+        let wrong = description.nodes.iter_mut().rfind(|node| node.op == "Softmax").unwrap();
+        wrong.params.push(("beta".into(), Param::F32(0.5)));
+        let name = wrong.name.clone();
+        let file = folder.path().join("changed.json");
+        fs::write(&file, description.to_text()).unwrap();
+        changed.steps[step].segments[0].emitted = Some(file);
+        let found = emulated(&changed, bundle, 57, &mut qnn, &fed, 2).unwrap();
+        let far = |step: &OfStep| step.differences.iter().find(|d| d.distance.sqnr_db() < 30.0).cloned();
+        let first = far(&found[step]).unwrap();
+        assert_eq!(format!("{}/{}.{}", first.at.path, first.at.op, first.at.model), name);
+        assert!(far(&found[1 - step]).is_none());
+    }
 }
 
 /// A twin that is loaded computes what graphs do that are prepared anew.
@@ -264,4 +282,46 @@ fn twins_load_and_compute_the_same() {
         requests.iter().map(|request| qnn.prepare(request, &mut |_| ()).unwrap()).collect()
     });
     assert!(loaded == prepared && loaded.len() == 33 * 320);
+}
+
+/// The parent and the number of every worker on this machine.
+fn workers() -> Vec<(u32, u32)> {
+    let of = |entry: fs::DirEntry| {
+        let id: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let line = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+        line.contains("qnn-worker").then_some((parent, id))
+    };
+    fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).collect()
+}
+
+/// A worker in the middle of a graph ends with the program that started it, and leaves nothing that looks whole.
+#[test]
+fn a_killed_build_leaves_no_worker() {
+    drop(start());
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("bundle");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_npuc"));
+    command.arg("build").arg(data("qwen3-bf16")).args(["--target", "sm8650", "--recipe", "f16"]);
+    let mut build = command.args(["--shapes", "2048t2048c,1t2048c", "-o"]).arg(&path).spawn().unwrap();
+    // The first worker only looks whether there are libraries.
+    let log = folder.path().join("bundle.qnn.log");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let worker = loop {
+        let found = workers().into_iter().find(|(parent, _)| *parent == build.id());
+        if let Some((_, worker)) = found.filter(|_| log.is_file()) {
+            break worker;
+        }
+        assert!(Instant::now() < deadline && build.try_wait().unwrap().is_none(), "the build has no worker");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    build.kill().unwrap();
+    build.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while workers().iter().any(|(_, id)| *id == worker) {
+        assert!(Instant::now() < deadline, "the worker is still there");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(!path.exists());
 }

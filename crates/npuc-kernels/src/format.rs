@@ -183,6 +183,20 @@ impl DType {
         }
     }
 
+    /// Bits of an element's own number, without its share of scales and offsets.
+    pub const fn number_bits(self) -> usize {
+        match self {
+            DType::F32 => 32,
+            DType::F16 | DType::BF16 => 16,
+            DType::Q8_0 | DType::Int8 => 8,
+            DType::Q6K => 6,
+            DType::Q5_0 | DType::Q5_1 | DType::Q5K => 5,
+            DType::Q4_0 | DType::Q4_1 | DType::Q4K | DType::Int4 | DType::Lpbq4(_) | DType::Bw4(_) => 4,
+            DType::Q3K => 3,
+            DType::Q2K => 2,
+        }
+    }
+
     /// Whether elements are whole numbers that share scales.
     pub const fn is_block(self) -> bool {
         self.block_len() > 1 || self.row_header_bytes() > 0

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use npuc::back::ROTARY;
+use npuc::back::qnn::output_port;
 use npuc::ir::Graph;
 use npuc::model::Port;
 use npuc::quant::Encodings;
@@ -72,7 +73,8 @@ impl Segment {
                 model.outputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
             }
             Segment::Qnn(context, graph, _) => {
-                context.graphs[*graph].outputs.iter().map(|port| (port.name.clone(), port.elements())).collect()
+                let ports = context.graphs[*graph].outputs.iter();
+                ports.map(|port| (output_port(&port.name).to_owned(), port.elements())).collect()
             }
             Segment::Module(module) => {
                 module.spec().outputs.iter().map(|port| (port.name.clone(), port.elements())).collect()

@@ -1,51 +1,53 @@
-//! A bundle's graphs in Qualcomm's emulation beside the host: every value of a step, from the same inputs.
+//! A bundle's graphs in Qualcomm's emulation beside the host: every value of its steps, from the same inputs.
 //!
 //! The emulation gives what leaves a graph alone, so every value of the description leaves here. Each graph begins with the
 //! host's inputs: what is told of it is its own.
 
 use std::path::Path;
 
-use npuc::back::qnn::Description;
 use npuc::back::qnn::description::Role;
+use npuc::back::qnn::{Description, output_port};
 use npuc::bundle::Manifest;
 use npuc::ir::{Def, Graph, ValueId};
 use npuc::{Code, Diagnostic, Result};
 
 use super::trace::{Difference, Distance};
-use super::values::{Values, host_values, input, place_of, shown};
+use super::values::{OfStep, Values, computed, host_values, input, place_of, shown};
 use crate::contexts;
 use crate::device::qnn::{Prepare, Qnn};
 use crate::program::Program;
 
-/// How far the values in emulation are from the host's in the step of as many tokens as there are ids, in the order of the
-/// computation, and how many values of the graphs have no tensor of their own there: reshapes that change nothing in rank 4.
-/// `soc` is the chip's number, `folder` the bundle.
+/// Feeds the ids in groups to the host, then compares the last run of every step shape; what stands alone are reshapes that change
+/// nothing in rank 4. `soc` is the chip's number, `folder` the bundle.
 ///
-/// Errors: no step of as many tokens; what the libraries refuse.
+/// Errors: what the libraries refuse.
 pub fn emulated(
     program: &Program,
     (folder, manifest): (&Path, &Manifest),
     soc: u32,
     qnn: &mut Qnn,
-    ids: &[u32],
+    fed: &[&[u32]],
     threads: usize,
-) -> Result<(Vec<Difference>, usize)> {
-    let place = program.steps.iter().position(|step| step.shape.tokens == ids.len()).ok_or_else(|| {
-        let tokens: Vec<String> = program.steps.iter().map(|step| step.shape.tokens.to_string()).collect();
-        let fault = Diagnostic::error(Code::BadArgument, "no step of the bundle takes as many tokens");
-        fault.need(tokens.join(", ")).have(ids.len())
-    })?;
-    let seen = host_values(program, &[ids], threads)?.swap_remove(place);
+) -> Result<Vec<OfStep>> {
+    let seen = host_values(program, fed, threads)?;
     let requests = contexts::requests(folder, manifest, soc, false)?;
-    let (mut differences, mut computed) = (Vec::new(), 0);
-    for ((segment, request), seen) in program.steps[place].segments.iter().zip(requests).zip(&seen) {
-        computed += segment.graph.values.iter().filter(|value| matches!(value.def, Def::Op { .. })).count();
-        let mut request = request;
-        request.descriptions = segment.emitted.iter().cloned().collect();
-        differences.extend(of_graph(&segment.graph, seen, request, qnn)?);
+    let mut compared = Vec::new();
+    for (step, (of_program, seen)) in program.steps.iter().zip(&seen).enumerate() {
+        let mut of_step = OfStep::new(step);
+        for ((segment, values), request) in of_program.segments.iter().zip(seen).zip(&requests) {
+            if values.iter().all(Vec::is_empty) {
+                continue;
+            }
+            let request = Prepare { descriptions: segment.emitted.iter().cloned().collect(), ..request.clone() };
+            let differences = of_graph(&segment.graph, values, request, qnn)?;
+            of_step.alone += computed(&segment.graph) - differences.len();
+            of_step.differences.extend(differences);
+        }
+        if !of_step.differences.is_empty() {
+            compared.push(of_step);
+        }
     }
-    let alone = computed - differences.len();
-    Ok((differences, alone))
+    Ok(compared)
 }
 
 /// The differences of one graph.
@@ -96,7 +98,7 @@ fn described(request: &Prepare) -> Result<Description> {
 
 /// The value that a tensor holds in the numbers in which it is computed: `<path>/<operation>.<value>`, or a port.
 fn value_of(graph: &Graph, name: &str) -> Option<ValueId> {
-    if let Some(output) = graph.outputs.iter().find(|output| output.name == name) {
+    if let Some(output) = graph.outputs.iter().find(|output| output.name == output_port(name)) {
         return Some(output.value);
     }
     let number: u32 = name.rsplit_once('.')?.1.parse().ok()?;

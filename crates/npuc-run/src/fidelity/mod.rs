@@ -23,7 +23,7 @@ pub use emulated::emulated;
 pub(crate) use figures::cosine;
 pub use figures::{Fidelity, best_id};
 pub use gate::Gate;
-pub use modules::{OfModules, compare_modules};
+pub use modules::compare_modules;
 pub use reference::{Reference, compare};
 pub use speech::{
     HeardFidelity, MOST_IDS, SpeechFidelity, SpeechReference, Texts, compare_speech, compare_speech_reference,
@@ -32,6 +32,7 @@ pub use sqnr::{Layers, ValueFidelity, layers};
 pub(crate) use text::kl;
 pub use text::{CosineBin, Kl, Perplexity, TextFigures, compare_text, perplexity};
 pub use trace::{Difference, Distance, Tracer, Unpaired, Where};
+pub use values::OfStep;
 pub use whole_numbers::{WholeNumbers, whisper_in_whole_numbers};
 pub use windows::{DEFAULT_CONTEXT, Windows, check_context};
 pub use words::{word_errors, words};

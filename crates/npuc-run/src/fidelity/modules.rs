@@ -15,26 +15,13 @@ use npuc::quant::{Encodings, Real};
 use npuc::{Code, Diagnostic, Result};
 
 use super::trace::{Difference, Distance};
-use super::values::{Values, host_values, input, place_of};
+use super::values::{OfStep, Values, computed, host_values, input, place_of};
 use crate::device::module::{Module, ModuleSpec, Runner, TIME_LIMIT};
 use crate::device::port::PortFormat;
 use crate::modules::{ports, runner, scratch, write_module};
 use crate::program::{Program, Segment};
 use crate::toolchain::compile::{self, Compilation, compile};
 use crate::toolchain::{Installed, find};
-
-/// A step shape's modules against the host.
-#[derive(Debug)]
-pub struct OfModules {
-    /// The place of the step in the program.
-    pub step: usize,
-    /// How far the values are, in the order of computation.
-    pub differences: Vec<Difference>,
-    /// For each of them, how far the operation alone is: its result against the host's from the same operands.
-    pub own: Vec<Distance>,
-    /// Computed values that the modules do not have: reshapes, and joined caches that are never there as a whole.
-    pub alone: usize,
-}
 
 /// Where the tools' words and files are.
 struct Work<'a> {
@@ -57,7 +44,7 @@ pub fn compare_modules(
     fed: &[&[u32]],
     threads: usize,
     log: &Path,
-) -> Result<Vec<OfModules>> {
+) -> Result<Vec<OfStep>> {
     let runner = wanted_runner(folder, manifest, wanted)?;
     let tools = runner.find_tools()?;
     let target = npuc::target::find(&manifest.target)?;
@@ -68,14 +55,13 @@ pub fn compare_modules(
     let mut records = manifest.modules.iter();
     let mut compared = Vec::new();
     for (step, (of_program, seen)) in program.steps.iter().zip(&seen).enumerate() {
-        let mut of_step = OfModules { step, differences: Vec::new(), own: Vec::new(), alone: 0 };
+        let mut of_step = OfStep::new(step);
         for ((segment, values), record) in of_program.segments.iter().zip(seen).zip(&mut records) {
             if values.iter().all(Vec::is_empty) {
                 continue;
             }
-            let computed = segment.graph.values.iter().filter(|value| matches!(value.def, Def::Op { .. })).count();
             let (differences, own) = of_module(program, segment, values, (record, runner), &work)?;
-            of_step.alone += computed - differences.len();
+            of_step.alone += computed(&segment.graph) - differences.len();
             of_step.differences.extend(differences);
             of_step.own.extend(own);
         }

@@ -5,10 +5,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use npuc::ir::{Def, Graph, Op, ValueId};
 use npuc::{Code, Diagnostic, Result};
 
-use super::trace::Where;
+use super::trace::{Difference, Distance, Where};
 use crate::device::host::{Observer, thread_pool};
 use crate::program::Program;
 use crate::session::Session;
+
+/// A step shape on a device against the host, in its last run.
+#[derive(Debug)]
+pub struct OfStep {
+    /// The place of the step in the program.
+    pub step: usize,
+    /// How far the values are, in the order of computation.
+    pub differences: Vec<Difference>,
+    /// For each of them, how far the operation alone is: its result against the host's from the same operands. Empty where that
+    /// is not computed.
+    pub own: Vec<Distance>,
+    /// Computed values that the device does not have: reshapes, and joined caches that are never there as a whole.
+    pub alone: usize,
+}
+
+impl OfStep {
+    /// Nothing compared yet.
+    pub(super) const fn new(step: usize) -> OfStep {
+        OfStep { step, differences: Vec::new(), own: Vec::new(), alone: 0 }
+    }
+}
 
 /// The elements of the values of a graph, by id; those of reshapes, of weights and of graphs that did not run are empty.
 pub(super) type Values = Vec<Vec<f32>>;
@@ -37,6 +58,11 @@ pub(super) fn host_values(program: &Program, fed: &[&[u32]], threads: usize) -> 
     drop(host);
     let taken = |seen: Seen| std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(seen.into_iter().map(|step| step.into_iter().map(taken).collect()).collect())
+}
+
+/// How many values of a graph are computed.
+pub(super) fn computed(graph: &Graph) -> usize {
+    graph.values.iter().filter(|value| matches!(value.def, Def::Op { .. })).count()
 }
 
 /// The elements of an input port.

@@ -239,6 +239,10 @@ fn code(line: &str) -> Option<Statement> {
         "contextcreate",
         "graphfinalize",
         "create context",
+        "device creation",
+        "finalize",
+        "validateopconfig",
+        "backend validation",
     ];
     if !says(&about) || !says(&["err", "fail", "code", "status", "exits with", "returned"]) {
         return None;

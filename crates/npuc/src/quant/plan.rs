@@ -143,7 +143,7 @@ impl Plan {
                             wanted
                         }
                         None => {
-                            faults.push(fault.help("name another format or target"));
+                            faults.push(fault.help(instead(legal)));
                             wanted
                         }
                     },
@@ -340,7 +340,16 @@ pub(super) fn is_legal(
     }
 }
 
-/// The legal format with the fewest bits that has at least those of `wanted`.
+/// What to ask for where nothing that can be has the bits of what is stored.
+fn instead(legal: impl Fn(DType) -> Result<(), Box<Diagnostic>>) -> String {
+    let floats = [DType::F16, DType::BF16].into_iter().find(|dtype| legal(*dtype).is_ok());
+    floats.map_or_else(
+        || "name another format or target".into(),
+        |dtype| format!("`--recipe {dtype}` stores it as the target takes it"),
+    )
+}
+
+/// The legal format with the fewest bits that has at least those of `wanted`, in its numbers as in all: scales make no levels.
 fn nearest(spec: &WeightSpec, wanted: DType, legal: impl Fn(DType) -> Result<(), Box<Diagnostic>>) -> Option<DType> {
     let cols = spec.shape.last().copied().unwrap_or(1);
     // By the blocks alone, since they need not divide the columns.
@@ -348,7 +357,8 @@ fn nearest(spec: &WeightSpec, wanted: DType, legal: impl Fn(DType) -> Result<(),
         8.0 * (dtype.block_bytes() as f64 / dtype.block_len() as f64 + dtype.row_header_bytes() as f64 / cols as f64)
     };
     let writable = DType::ALL.into_iter().filter(|dtype| npuc_kernels::quantize::writable(*dtype));
-    let candidates = writable.filter(|dtype| bits(*dtype) >= bits(wanted) && legal(*dtype).is_ok());
+    let is_fine = |dtype: &DType| bits(*dtype) >= bits(wanted) && dtype.number_bits() >= wanted.number_bits();
+    let candidates = writable.filter(|dtype| is_fine(dtype) && legal(*dtype).is_ok());
     candidates.min_by(|a, b| bits(*a).total_cmp(&bits(*b)))
 }
 

@@ -127,6 +127,24 @@ fn stems_are_what_the_target_takes() {
     }
 }
 
+/// Where a target lacks what is stored, no level is lost: five bits with an offset do not become four with more scales.
+#[test]
+fn what_a_target_lacks_keeps_its_levels() {
+    for (chip, recipe, expected) in [
+        ("sm8650", "q4_1", "q4_1"),
+        ("sm8650", "q5_0", "int8"),
+        ("sm8650", "q5_1", "int8"),
+        ("sm8650", "q8_0", "int8"),
+        ("mali-valhall", "q5_1", "q8_0"),
+    ] {
+        let stored = DType::from_name(recipe).unwrap();
+        let destination = Destination::Target(target::find(chip).unwrap());
+        let plan = planned(&checkpoint(64, true, stored), "base = \"stored\"", &destination, false).unwrap();
+        let weight = plan.find("layers.0.mlp.down_proj.weight").unwrap();
+        assert_eq!((weight.from, weight.to.name()), (stored, expected), "{recipe} for {chip}");
+    }
+}
+
 #[test]
 fn what_is_stored_in_a_legal_format_stays() {
     for dtype in [DType::Q4_1, DType::Q4_0, DType::Q8_0, DType::F16] {

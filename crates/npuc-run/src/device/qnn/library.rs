@@ -26,6 +26,8 @@ const CORE: u32 = 2;
 const BACK_END: [u32; 2] = [5, 47];
 /// The interface that reads context binaries, of which 1.15 was tried.
 const SYSTEM_MAJOR: u32 = 1;
+/// What helps where a library is not there or not whole.
+const INSTALL: &str = "run `npuc toolchain install qnn`, or name the folder of whole libraries in NPUC_QNN_LIBRARIES";
 
 /// The versions of a loaded library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,11 +260,15 @@ fn provider<T>(path: &Path, symbol: &CStr) -> Result<*const T> {
     let fault = |code, message: String| Diagnostic::error(code, message).file(path);
     if !path.is_file() {
         let fault = fault(Code::MissingTool, "QNN's library is not there".into());
-        return Err(fault.help("run `npuc toolchain install qnn`, or name the folder that it is in").into());
+        return Err(fault.help(INSTALL).into());
     }
     // SAFETY: this process exists for the library; what it does when it is loaded endangers nothing else.
     let library = unsafe { libloading::Library::new(path) };
-    let library = library.map_err(|e| fault(Code::ToolFailed, format!("QNN's library does not load: {e}")))?;
+    let library = library.map_err(|e| {
+        // What the system says is behind the crate's own words.
+        let said = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+        fault(Code::ToolFailed, format!("QNN's library does not load: {said}")).help(INSTALL)
+    })?;
     let library = ManuallyDrop::new(library);
     type Providers<T> = unsafe extern "C" fn(*mut *const *const T, *mut u32) -> Status;
     // SAFETY: the function of that name has this signature.

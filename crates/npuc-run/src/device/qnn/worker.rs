@@ -6,12 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::os::fd::AsFd;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use npuc::back::qnn::{Description, check};
 use npuc::tensor::{SourceFile, byte_len};
 use npuc::{Code, DType, Diagnostic, Error, Result, Shape, Tensor};
+use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -37,6 +40,7 @@ pub fn worker() -> Result<()> {
         contexts: Vec::new(),
         answers: own_stdout().map_err(fault)?,
     };
+    end_with_parent();
     let mut requests = BufReader::new(io::stdin().lock());
     loop {
         let request = match read_message(&mut requests) {
@@ -51,6 +55,19 @@ pub fn worker() -> Result<()> {
         super::library::flush();
         write_message(&mut worker.answers, &[&[kind], &answer[..]].concat()).map_err(fault)?;
     }
+}
+
+/// Ends this process soon after the one that started it: a library that prepares a graph looks at no pipe for minutes, and its memory
+/// grows meanwhile.
+fn end_with_parent() {
+    let parent = parent_id();
+    std::thread::spawn(move || {
+        while parent_id() == parent {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        // Nothing of the library's is to run on the way out.
+        let _ = kill_process(getpid(), Signal::KILL);
+    });
 }
 
 /// The pipe that was the standard output, which from now on is where the standard error is.
@@ -97,6 +114,7 @@ impl Worker {
     fn open(&mut self, open: &Open) -> Result<Vec<u8>> {
         self.folder = Some(open.libraries.clone());
         if !open.back_end {
+            self.system = Some(System::load(&open.libraries)?);
             return Ok(Vec::new());
         }
         let library = Library::load(&open.libraries)?;

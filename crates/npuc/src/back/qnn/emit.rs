@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::OUT;
 use super::description::{DataType, Description, Node, Param, Role, ScaleOffset, Tensor};
 use super::ops;
 use crate::diag::{Code, Diagnostic, Result};
@@ -66,12 +67,14 @@ pub(super) fn emit_graph(
     Ok(emitter.description)
 }
 
-/// The port name of every value that leaves.
+/// The name of the tensor of every value that leaves.
 fn output_ports(graph: &Graph) -> Result<BTreeMap<ValueId, String>> {
     let mut ports = BTreeMap::new();
     for output in &graph.outputs {
         let computed = matches!(graph.value(output.value).def, Def::Op { .. });
-        if !computed || ports.insert(output.value, output.name.clone()).is_some() {
+        let enters = graph.values.iter().any(|value| value.def == Def::Input && value.name == output.name);
+        let name = if enters { format!("{}{OUT}", output.name) } else { output.name.clone() };
+        if !computed || ports.insert(output.value, name).is_some() {
             return Err(Diagnostic::error(Code::Misfit, "an output of a QNN graph is a result of its own")
                 .subject(&output.name)
                 .need("an operation whose result leaves under one name")
