@@ -482,8 +482,8 @@ pub(crate) struct CorpusArgs {
 
 #[derive(Args)]
 pub(crate) struct ExplainArgs {
-    /// The code in the brackets of the message; or a file that keeps what a vendor's compiler or runtime said
-    #[arg(value_name = "CODE|LOG")]
+    /// The code in the brackets of the message; a file that keeps what a vendor's compiler or runtime said; or an error number of QNN
+    #[arg(value_name = "CODE|LOG|NUMBER")]
     pub(crate) what: Option<String>,
     /// With a log: the IR text of a graph that it may be about, as `npuc check --ir` writes it (may be repeated)
     #[arg(long, value_name = "FILE", requires = "what")]

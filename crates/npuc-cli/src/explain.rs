@@ -53,8 +53,10 @@ pub(crate) fn command(args: &ExplainArgs, output: Output) -> Result<u8> {
         }
         return output.result(&Page { code, text: code.page() }, code.page()).map(|()| 0);
     }
-    if let Some(findings) = number(what) {
-        return explained(what, &format!("QNN's error {what}"), findings, &args.ir, output);
+    let as_error = format!("QNN error {what}");
+    let digits = what.strip_prefix("0x").unwrap_or(what);
+    if digits.chars().all(|digit| digit.is_ascii_hexdigit()) && !decode(&as_error).is_empty() {
+        return explained(what, &as_error, &args.ir, output);
     }
     let path = Path::new(what);
     let is_log = path.is_file() || path.extension().is_some_and(|ending| ending == "log" || ending == "txt");
@@ -67,22 +69,14 @@ pub(crate) fn command(args: &ExplainArgs, output: Output) -> Result<u8> {
         .into())
 }
 
-/// What a vendor's error number alone means, decimal or as `0x…`; `None` for other words.
-fn number(what: &str) -> Option<Vec<Finding>> {
-    let digits = what.strip_prefix("0x").unwrap_or(what);
-    let findings = decode(&format!("QNN error {what}"));
-    let is_number = !digits.is_empty() && digits.chars().all(|digit| digit.is_ascii_hexdigit());
-    (is_number && !findings.is_empty()).then_some(findings)
-}
-
 fn explain_log(path: &Path, ir: &[PathBuf], output: Output) -> Result<u8> {
     let log = String::from_utf8_lossy(&read(path)?).into_owned();
-    let findings = decode(&log);
-    explained(&path.display().to_string(), &log, findings, ir, output)
+    explained(&path.display().to_string(), &log, ir, output)
 }
 
 /// Tells findings of a text, with their places in graphs.
-fn explained(name: &str, log: &str, findings: Vec<Finding>, ir: &[PathBuf], output: Output) -> Result<u8> {
+fn explained(name: &str, log: &str, ir: &[PathBuf], output: Output) -> Result<u8> {
+    let findings = decode(log);
     let graphs: Vec<Graph> = ir.iter().map(|path| graph(path)).collect::<Result<_>>()?;
     let places = locate_all(&findings, &graphs);
     let report = Report {

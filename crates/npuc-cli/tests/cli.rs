@@ -141,6 +141,8 @@ fn explain_logs() {
         ("explain-apusys-import", "explain ../logs/apusys-import.log"),
         ("explain-neuron-unit", "explain ../logs/neuron-unit.log"),
         ("explain-qnn-device", "explain ../logs/qnn-device.log"),
+        ("explain-qnn-number", "explain 14001"),
+        ("explain-qnn-number-hex", "explain 0x1b5b"),
         ("explain-qnn-config", "explain ../logs/qnn-config.log"),
         ("explain-qnn-validation", "explain ../logs/qnn-validation.log --ir ../logs/qnn.ir"),
         ("explain-qnn-formats", "explain ../logs/qnn-formats.log --ir ../logs/qnn.ir"),
