@@ -45,7 +45,11 @@ enum Task {
     Peer,
     /// Real sizes through Qualcomm's libraries: the shapes of Llama 3.2 3B and 1B, the real model in emulation (release build; two hours,
     /// 12 GB of memory, 40 GB of disk; fetches libraries and model)
-    QnnFull,
+    QnnFull {
+        /// One half alone: the shapes, which want a quiet machine for their times, or the real model
+        #[arg(long, value_enum)]
+        part: Option<qnn::Part>,
+    },
     /// Real sizes through Torq's and IREE's compilers (release build; half an hour; fetches the tools)
     TorqFull,
     /// Measure the real model over the workload of the repository, audit it, and write docs/example-report.html (release build; a few minutes)
@@ -69,7 +73,7 @@ fn main() -> ExitCode {
         Task::Litert => litert::litert(),
         Task::Fidelity => fidelity::fidelity(),
         Task::Peer => peer::peer(),
-        Task::QnnFull => qnn::qnn_full(),
+        Task::QnnFull { part } => qnn::qnn_full(part),
         Task::TorqFull => modules::torq_full(),
         Task::Bench => bench::bench(),
         Task::Speech => speech::speech(),

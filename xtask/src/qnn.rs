@@ -26,8 +26,15 @@ const PUBLISHED_3B_BYTES: u64 = 2_531_520_512;
 const U16: &[&str] = &["--recipe", "w4a16-lpbq-g32", "--quality", "search"];
 const F16: &[&str] = &["--recipe", "f16-bw4-g32", "--quality", "search"];
 
-/// Measures everything, and tells at the end which parts failed and which limits were missed.
-pub(crate) fn qnn_full() -> Result<()> {
+/// The halves of the task.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    Shapes,
+    Emulation,
+}
+
+/// Measures everything, or one part, and tells at the end what failed and which limits were missed.
+pub(crate) fn qnn_full(part: Option<Part>) -> Result<()> {
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--release", "--package", "npuc-cli"]).current_dir(root());
     step("release build", || run(&mut cargo))?;
@@ -35,16 +42,24 @@ pub(crate) fn qnn_full() -> Result<()> {
     fs::create_dir_all(&dir).map_err(|e| format!("cannot make {}: {e}", dir.display()))?;
     step("libraries", || run(npuc().args(["toolchain", "install", "qnn"])))?;
     let mut failed = Vec::new();
-    let configs = root().join("../shared/configs");
-    if configs.is_dir() {
-        for (name, capacity) in [("llama-3.2-3b", 2048), ("llama-3.2-1b", 1024)] {
-            failed.extend(shape(&dir, &configs.join(format!("{name}.json")), name, capacity));
-        }
-    } else {
-        println!("NOT RUN: the shapes of Llama 3.2, whose configs in ../shared/configs are absent");
+    if part != Some(Part::Emulation) {
+        failed.extend(shapes(&dir));
     }
-    failed.extend(faithful(&dir));
+    if part != Some(Part::Shapes) {
+        failed.extend(faithful(&dir));
+    }
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// All shapes; gives what failed or was missed.
+fn shapes(dir: &Path) -> Vec<String> {
+    let configs = root().join("../shared/configs");
+    if !configs.is_dir() {
+        println!("NOT RUN: the shapes of Llama 3.2, whose configs in ../shared/configs are absent");
+        return Vec::new();
+    }
+    let all = [("llama-3.2-3b", 2048), ("llama-3.2-1b", 1024)];
+    all.into_iter().flat_map(|(name, rows)| shape(dir, &configs.join(format!("{name}.json")), name, rows)).collect()
 }
 
 /// A shape with random weights in both forms of attention; gives what failed or was missed.
