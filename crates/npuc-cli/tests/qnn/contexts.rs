@@ -171,10 +171,14 @@ fn libraries_that_do_not_load_are_told() {
         assert!(fault.message.starts_with(expected), "{error}");
         assert_eq!(fault.file.as_deref(), Some(&*folder.path().join("libQnnHtp.so")));
     }
-    // The reader of binaries is a library of its own, and a program of this kind is no binary.
-    let mut alone = Qnn::start_reader(&how(empty.path(), LIMIT)).unwrap();
-    let fault = alone.info(&libraries().join(SYSTEM)).expect_err("there is no library");
-    assert_eq!(fault.diagnostics()[0].file.as_deref(), Some(&*empty.path().join(SYSTEM)));
+    // The reader of binaries is a library of its own; what is wrong with it is not told of the file that it was to read.
+    fs::write(no_library.path().join(SYSTEM), "no library").unwrap();
+    for (folder, code) in [(&empty, Code::MissingTool), (&no_library, Code::ToolFailed)] {
+        let error = Qnn::start_reader(&how(folder.path(), LIMIT)).expect_err("there is no library");
+        let fault = &error.diagnostics()[0];
+        assert_eq!((fault.code, fault.file.as_deref()), (code, Some(&*folder.path().join(SYSTEM))));
+        assert!(!fault.help.is_empty(), "{error}");
+    }
 }
 
 #[test]
