@@ -104,6 +104,29 @@ fn greedy_takes_the_best_and_of_equals_the_first() {
     assert_eq!(draws, [0, 1, 2, 0]);
 }
 
+/// Wherever in a large vocabulary the best is, equal to others behind it, and wherever one is no number.
+#[test]
+fn every_place_of_a_vocabulary_is_looked_at() {
+    let mut greedy = sampler(SamplingConfig::default());
+    for len in [1, 15, 16, 17, 1023, 1024, 1025, 3000, 4096] {
+        let mut logits: Vec<f32> = (0..len).map(|id| -1.0 - (id * 7919 % 1000) as f32).collect();
+        for at in (0..len).step_by(7).chain([len - 1]) {
+            let before = logits[at];
+            for best in [0.0, -0.5] {
+                // The last is as good, and behind it.
+                (logits[len - 1], logits[at]) = (best, best);
+                assert_eq!(greedy.sample(&logits).unwrap(), at as u32, "{len} logits");
+            }
+            for bad in [f32::NAN, f32::INFINITY] {
+                logits[at] = bad;
+                let error = greedy.sample(&logits).unwrap_err().to_string();
+                assert!(error.contains(&format!("token {at}")), "{len} logits: {error}");
+            }
+            (logits[at], logits[len - 1]) = (before, -2000.0);
+        }
+    }
+}
+
 #[test]
 fn nonsense_logits_are_an_error() {
     let inf = f32::INFINITY;

@@ -222,21 +222,21 @@ impl Sampler {
     }
 }
 
+/// Logits that are looked at together.
+const BLOCK: usize = 1024;
+
 /// The lowest id with the best logit, and that logit.
 fn best(logits: &[f32]) -> Result<(u32, f32)> {
-    // Eight at a time, without branches: a vocabulary is read at the speed of memory.
-    let mut best = [f32::NEG_INFINITY; 8];
-    let mut all_good = true;
-    let (lanes, rest) = logits.as_chunks::<8>();
-    for lane in lanes {
-        for (best, &logit) in best.iter_mut().zip(lane) {
-            *best = if logit > *best { logit } else { *best };
-            all_good &= logit < f32::INFINITY;
+    // A vocabulary is read once, at the speed of memory; of its blocks only that with the best is searched.
+    let (mut best, mut start, mut has_nan) = (f32::NEG_INFINITY, 0, false);
+    for (block, logits) in logits.chunks(BLOCK).enumerate() {
+        let (largest, nan) = largest(logits);
+        has_nan |= nan;
+        if largest > best {
+            (best, start) = (largest, block * BLOCK);
         }
     }
-    let best = rest.iter().chain(&best).fold(f32::NEG_INFINITY, |best, &logit| best.max(logit));
-    all_good &= rest.iter().all(|&logit| logit < f32::INFINITY);
-    if !all_good {
+    if has_nan || best == f32::INFINITY {
         let bad = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY).unwrap_or_default();
         let fault = nonsense("a logit is not a number").subject(format!("logit of token {bad}"));
         return Err(fault.have(logits[bad]).into());
@@ -244,11 +244,22 @@ fn best(logits: &[f32]) -> Result<(u32, f32)> {
     if best == f32::NEG_INFINITY {
         return Err(nonsense("no logit is finite").have(format_args!("{} logits", logits.len())).into());
     }
-    let (lanes, _) = logits.as_chunks::<16>();
-    let has_best = |lane: &[f32; 16]| lane.iter().fold(false, |found, &logit| found | (logit == best));
-    let start = 16 * lanes.iter().position(has_best).unwrap_or(lanes.len());
     let place = logits[start..].iter().position(|&logit| logit == best).unwrap_or_default();
     Ok(((start + place) as u32, best))
+}
+
+/// The largest of some logits, and whether one is NaN: sixteen at a time, without branches.
+fn largest(logits: &[f32]) -> (f32, bool) {
+    let (mut best, mut nan) = ([f32::NEG_INFINITY; 16], [0_u32; 16]);
+    let (lanes, rest) = logits.as_chunks::<16>();
+    for lane in lanes {
+        for ((best, nan), &logit) in best.iter_mut().zip(&mut nan).zip(lane) {
+            *best = if logit > *best { logit } else { *best };
+            *nan |= u32::from(logit.is_nan());
+        }
+    }
+    let largest = rest.iter().chain(&best).fold(f32::NEG_INFINITY, |best, &logit| best.max(logit));
+    (largest, nan.contains(&1) || rest.iter().any(|logit| logit.is_nan()))
 }
 
 fn nonsense(message: &str) -> Diagnostic {
