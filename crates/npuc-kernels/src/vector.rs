@@ -28,6 +28,26 @@ leveled! {
     }
 }
 
+/// The largest of some numbers, negative infinity of none, and whether one is NaN.
+pub fn largest(x: &[f32]) -> (f32, bool) {
+    largest_at(Level::detect(), x)
+}
+
+leveled! {
+    pub(crate) fn largest_at(x: &[f32]) -> (f32, bool) {
+        let (mut best, mut nan) = ([f32::NEG_INFINITY; LANES], [0_u32; LANES]);
+        let (lanes, rest) = x.as_chunks::<LANES>();
+        for lane in lanes {
+            for ((best, nan), &v) in best.iter_mut().zip(&mut nan).zip(lane) {
+                *best = if v > *best { v } else { *best };
+                *nan |= u32::from(v.is_nan());
+            }
+        }
+        let largest = rest.iter().chain(&best).fold(f32::NEG_INFINITY, |best, &v| best.max(v));
+        (largest, nan.contains(&1) || rest.iter().any(|v| v.is_nan()))
+    }
+}
+
 /// `out = (x - mean) / sqrt(variance + eps) · gain + bias` for each row of `gain.len()` elements; `x` and `out` are
 /// `[rows, gain.len()]`.
 ///

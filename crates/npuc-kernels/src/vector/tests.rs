@@ -18,6 +18,24 @@ fn ulps(have: f32, want: f64) -> f64 {
 }
 
 #[test]
+fn the_largest_and_what_is_no_number_are_found_at_every_place() {
+    for (level, len) in Level::all().into_iter().flat_map(|level| LENGTHS.map(|len| (level, len))) {
+        let plain = random(len, len);
+        for at in 0..len {
+            for (value, expected) in [(2.5, (2.5, false)), (f32::INFINITY, (f32::INFINITY, false))] {
+                let mut x = plain.clone();
+                x[at] = value;
+                assert_eq!(largest_at(level, &x), expected, "{level:?}: {len}, {at}");
+            }
+            let mut x = vec![f32::NEG_INFINITY; len];
+            assert_eq!(largest_at(level, &x), (f32::NEG_INFINITY, false), "{level:?}");
+            x[at] = -f32::NAN;
+            assert!(largest_at(level, &x).1, "{level:?}: {len}, {at}");
+        }
+    }
+}
+
+#[test]
 fn exp_is_within_two_units_in_the_last_place() {
     let mut x: Vec<f32> = (-110_000..=95_000).map(|i| i as f32 * 0.001 + 0.000_37).collect();
     x.extend([0.0, -0.0, 1e-30, -1e-30, 88.722_83, 88.722_85, -87.336_55, -103.9, -104.1, 1e30, -1e30]);

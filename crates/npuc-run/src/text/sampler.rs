@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 
 use npuc::diag::{Code, Diagnostic, Error, Result};
+use npuc_kernels::vector::largest;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -246,20 +247,6 @@ fn best(logits: &[f32]) -> Result<(u32, f32)> {
     }
     let place = logits[start..].iter().position(|&logit| logit == best).unwrap_or_default();
     Ok(((start + place) as u32, best))
-}
-
-/// The largest of some logits, and whether one is NaN: sixteen at a time, without branches.
-fn largest(logits: &[f32]) -> (f32, bool) {
-    let (mut best, mut nan) = ([f32::NEG_INFINITY; 16], [0_u32; 16]);
-    let (lanes, rest) = logits.as_chunks::<16>();
-    for lane in lanes {
-        for ((best, nan), &logit) in best.iter_mut().zip(&mut nan).zip(lane) {
-            *best = if logit > *best { logit } else { *best };
-            *nan |= u32::from(logit.is_nan());
-        }
-    }
-    let largest = rest.iter().chain(&best).fold(f32::NEG_INFINITY, |best, &logit| best.max(logit));
-    (largest, nan.contains(&1) || rest.iter().any(|logit| logit.is_nan()))
 }
 
 fn nonsense(message: &str) -> Diagnostic {
