@@ -211,6 +211,7 @@ fn check_against_targets() {
         ("check-lfm2-sm8650", "check lfm2-old-bf16 --target sm8650 --shapes 8t32c,1t32c"),
         ("check-one-file", "check ../configs/llama-3.2-1b.json --target sm8650 --chunks 1 --shapes 1t1024c"),
         ("check-whisper", "check ../configs/whisper-base.json --target genio-700"),
+        ("check-whisper-sl2610", "check ../configs/whisper-base.json --target sl2610"),
         ("check-small", "check qwen3-bf16 --target ../targets/small.toml --shapes 4t16c,1t16c"),
         (
             "check-small-groups",

@@ -231,10 +231,10 @@ fn best(logits: &[f32]) -> Result<(u32, f32)> {
     // A vocabulary is read once, at the speed of memory; of its blocks only that with the best is searched.
     let (mut best, mut start, mut has_nan) = (f32::NEG_INFINITY, 0, false);
     for (block, logits) in logits.chunks(BLOCK).enumerate() {
-        let (largest, nan) = largest(logits);
+        let (most, nan) = largest(logits);
         has_nan |= nan;
-        if largest > best {
-            (best, start) = (largest, block * BLOCK);
+        if most > best {
+            (best, start) = (most, block * BLOCK);
         }
     }
     if has_nan || best == f32::INFINITY {
