@@ -193,7 +193,11 @@ fn on_proxy(error: npuc::Error, proxy: &Proxy) -> npuc::Error {
             Some(of) if *of != proxy.name => format!("{of} on {}", proxy.name),
             Some(_) | None => proxy.name.clone(),
         };
-        fault.subject(subject).help("name another chip to simulate with --proxy")
+        let fault = fault.subject(subject).help("name another chip to simulate with --proxy");
+        match proxy.known {
+            Some(_) => fault,
+            None => fault.help(format!("QNN may not know a chip of number {}", proxy.soc_model)),
+        }
     };
     let faults = error.diagnostics().iter().map(named).collect();
     npuc::Error::check(faults).err().unwrap_or(error)

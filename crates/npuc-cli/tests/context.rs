@@ -198,19 +198,25 @@ fn files_that_are_none_are_explained() {
         bytes[at] = to;
         bytes
     };
-    let none = "error[unknown-format]: the file is no context binary of QNN, or it is cut short";
+    let none = "error[unknown-format]: the file is no context binary of QNN";
+    let short = "error[unknown-format]: the context binary is cut short";
     let newer = "error[unknown-format]: the context binary is of a newer form than npuc knows";
-    let cut = |len: usize| (format!("cut to {len}"), bytes[..len].to_vec(), none);
+    let cut = |len: usize| (format!("cut to {len}"), bytes[..len].to_vec(), if len < 8 { none } else { short });
     let mut cases = vec![
         ("empty".to_owned(), Vec::new(), "error[unknown-format]: the file is empty"),
         ("a text".into(), b"graph s32: 1 input".to_vec(), none),
         ("zeros".into(), vec![0; 65536], none),
         ("ones".into(), vec![0xff; 65536], none),
+        (
+            "longer".into(),
+            [&bytes[..], &[0; 100]].concat(),
+            "error[unknown-format]: the file goes on behind the end of its context binary",
+        ),
         ("form 5".into(), changed(form, 5), newer),
         ("form 4.1".into(), changed(form + 4, 1), newer),
         ("form 251".into(), changed(form, 251), newer),
     ];
-    cases.extend([1, 7, 64, 500, 4095, 4096, 8192, bytes.len() / 2, bytes.len() - 1].map(cut));
+    cases.extend([1, 7, 8, 47, 48, 64, 500, 4095, 4096, 8192, bytes.len() / 2, bytes.len() - 1].map(cut));
     for (name, bytes, message) in cases {
         let file = folder.path().join("bad.bin");
         fs::write(&file, bytes).unwrap();

@@ -125,12 +125,17 @@ fn what_is_no_context_binary_is_told() {
         bytes
     };
     assert_eq!(reader.info(&binary).unwrap().soc, 69);
+    let mut damaged = whole.clone();
+    damaged[40..44].fill(0xff);
     for (bytes, expected) in [
         (Vec::new(), "the file is empty"),
-        (b"no binary at all".to_vec(), "the file is no context binary of QNN, or it is cut short"),
-        (whole[..whole.len() / 2].to_vec(), "the file is no context binary of QNN, or it is cut short"),
-        (whole[..whole.len() - 5000].to_vec(), "the file is no context binary of QNN, or it is cut short"),
-        (vec![0xa5; 1 << 20], "the file is no context binary of QNN, or it is cut short"),
+        (b"no binary at all".to_vec(), "the file is no context binary of QNN"),
+        (vec![0xa5; 1 << 20], "the file is no context binary of QNN"),
+        (whole[..20].to_vec(), "the context binary is cut short"),
+        (whole[..whole.len() / 2].to_vec(), "the context binary is cut short"),
+        (whole[..whole.len() - 1].to_vec(), "the context binary is cut short"),
+        ([&whole[..], b"more"].concat(), "the file goes on behind the end of its context binary"),
+        (damaged, "the context binary is damaged, or of a newer QNN"),
         (with_form([5, 0, 0]), "the context binary is of a newer form than npuc knows"),
         (with_form([4, 1, 0]), "the context binary is of a newer form than npuc knows"),
     ] {

@@ -3,6 +3,7 @@
 //! The structures that it gives are read only in the versions that were tried; a binary of a newer form is refused.
 #![allow(unsafe_code)]
 
+use std::cmp::Ordering;
 use std::ffi::{c_char, c_void};
 use std::fs::File;
 use std::io;
@@ -17,6 +18,10 @@ use super::abi::{self, Handle, encoding};
 use super::info::{ContextInfo, EncodingInfo, GraphInfo, GraphSizes, TensorInfo};
 use super::library::{System, dotted, text};
 
+/// How a context binary begins. Seen in every binary of QNN 2.51; only used to say what is wrong with one that the library refuses.
+const MAGIC: [u8; 8] = [0, 0, 0, 2, 0, 0, 0, 3];
+/// Where behind that the place of its data is told, and then their bytes; they end the file.
+const DATA_AT: usize = 16;
 /// The version of the structures of a context and of a graph.
 const STRUCTURE: u32 = 3;
 /// The newest form of a binary of which sizes and tensors were read.
@@ -106,10 +111,9 @@ pub(super) fn read(system: &System, path: &Path) -> Result<ContextInfo> {
         unsafe { (system.functions.binary_info)(reader.handle, start, len_bytes, &raw mut raw, &raw mut size) };
     let fault = |message: &str| Diagnostic::error(Code::UnknownFormat, message).file(path);
     if status != 0 || raw.is_null() {
-        let fault = fault("the file is no context binary of QNN, or it is cut short");
         let have =
             format!("{len_bytes} bytes, which QNN {} refuses (error {})", dotted(system.version), status & 0xffff);
-        return Err(fault.have(have).help("a binary of a newer QNN may need newer libraries").into());
+        return Err(refused(&file).file(path).have(have).into());
     }
     let raw = raw.cast::<RawContext>();
     // SAFETY: every version of the structure begins with its version.
@@ -127,6 +131,29 @@ pub(super) fn read(system: &System, path: &Path) -> Result<ContextInfo> {
     }
     context(raw, len_bytes)
         .ok_or_else(|| fault("QNN describes the context binary in a way that npuc cannot read").into())
+}
+
+/// Why a file is no context binary, as far as its first bytes tell.
+fn refused(file: &[u8]) -> Diagnostic {
+    let fault = |message: &str| Diagnostic::error(Code::UnknownFormat, message);
+    let copy = "copy it again, or make it again with `npuc build`";
+    let Some(rest) = file.strip_prefix(&MAGIC) else {
+        return fault("the file is no context binary of QNN").help("a binary of a newer QNN may need newer libraries");
+    };
+    let number = |at: usize| rest.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    let end = number(DATA_AT).zip(number(DATA_AT + 8)).and_then(|(start, len)| start.checked_add(len));
+    match end.map(|end| (end, end.cmp(&(file.len() as u64)))) {
+        None => fault("the context binary is cut short").need("its whole header").help(copy),
+        Some((end, Ordering::Greater)) => {
+            fault("the context binary is cut short").need(format!("{end} bytes, which its header tells")).help(copy)
+        }
+        Some((end, Ordering::Less)) => fault("the file goes on behind the end of its context binary")
+            .need(format!("{end} bytes, which its header tells"))
+            .help(copy),
+        Some((_, Ordering::Equal)) => fault("the context binary is damaged, or of a newer QNN")
+            .help(copy)
+            .help("if it is of a newer QNN, name the folder of that one's libraries in NPUC_QNN_LIBRARIES"),
+    }
 }
 
 fn map(path: &Path) -> Result<MmapMut> {
