@@ -485,15 +485,14 @@ impl<'a> Scene<'a> {
         let taken_otherwise = chip.ops.iter().find(|ops| ops.takes.keys().any(|op| op.0 == name));
         let statement = refusal.or(taken_otherwise).unwrap_or(&chip.ops[0]);
         let known_as = refusal.and_then(|ops| ops.refuses.iter().find(|(op, _)| op.0 == name)).map(|(_, text)| text);
-        let (actual, remedies) = match taken_otherwise {
+        let (actual, mut remedies) = match taken_otherwise {
             Some(ops) => {
                 let list: Vec<&str> = ops.activations.iter().map(|number| number.name()).collect();
                 let actual = format!("`{name}` in {}, which is taken in {}", activation.name(), list.join(", "));
                 (actual, remedy::precisions(chip, &self.question.precision))
             }
-            None => (format!("`{name}`"), vec![Remedy::new(Cost::Other, "choose a chip that takes the operation")]),
+            None => (format!("`{name}`"), vec![remedy::other_chip()]),
         };
-        let mut remedies = remedies;
         if chip.has_cpu_beside_npu() && chip.builds_cpu_segments(&self.question.precision) {
             let rule = format!("op={name}=cpu");
             let text = "compute it on the CPU, between files of the NPU";
@@ -519,9 +518,10 @@ impl<'a> Scene<'a> {
         let (unit, vendor) = taken.map_or(("", ""), |(unit, vendor)| (unit.name.0.as_str(), vendor));
         let statement = chip.ops.iter().find(|ops| ops.unit == unit).unwrap_or(&chip.ops[0]);
         let severity = if chip.fallback { Severity::Warning } else { Severity::Error };
+        let remedies = if chip.fallback { Vec::new() } else { vec![remedy::other_chip()] };
         let message = format!("`{name}` is computed by the {unit}, not the NPU");
         let actual = format!("`{name}` ({vendor})");
-        self.op_misfit(at, severity, message, unit.to_owned(), actual, chip.why_whole(), statement, Vec::new())
+        self.op_misfit(at, severity, message, unit.to_owned(), actual, chip.why_whole(), statement, remedies)
     }
 
     #[expect(clippy::too_many_arguments, reason = "each is one line of the misfit")]

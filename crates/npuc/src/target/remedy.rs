@@ -50,6 +50,11 @@ pub(super) fn flag(exception: &Exception, outputs: usize, is_head: bool) -> Reme
     }
 }
 
+/// Where nothing on this chip helps.
+pub(super) fn other_chip() -> Remedy {
+    Remedy::new(Cost::Other, "choose a chip that takes the operation")
+}
+
 /// The precisions that a chip takes in place of `precision`, those of equal activations first.
 pub(super) fn precisions(chip: &Chip, precision: &Precision) -> Vec<Remedy> {
     let mut formats: Vec<&FormatSupport> = chip.formats.iter().collect();

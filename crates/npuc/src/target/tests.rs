@@ -199,7 +199,7 @@ fn limits_of_attention() {
         "FP",
         // Another rule of the same chip that fires shows that the graph was looked at.
         &unary("exp", "[2]"),
-        "unsupported-op 3 `exp` (EXP)",
+        "unsupported-op 3 `exp` (EXP); choose a chip that takes the operation",
         &scores(64),
     );
 }
@@ -362,7 +362,12 @@ fn hazards_of_binary16() {
 #[test]
 fn operations_and_formats() {
     let cases: [(&str, String, &str, Severity); 7] = [
-        ("FP", unary("exp", "[2]"), "unsupported-op 3 `exp` (EXP)", Severity::Error),
+        (
+            "FP",
+            unary("exp", "[2]"),
+            "unsupported-op 3 `exp` (EXP); choose a chip that takes the operation",
+            Severity::Error,
+        ),
         (
             "FP",
             unary("rsqrt", "[2]"),
