@@ -13,6 +13,7 @@ mod gemm;
 pub mod integer;
 pub mod level;
 pub mod linear;
+pub mod lines;
 pub mod map;
 pub mod matmul;
 pub mod quantize;

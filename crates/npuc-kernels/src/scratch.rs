@@ -5,43 +5,27 @@
 
 use std::cell::RefCell;
 
-/// One cache line of floats; buffers are made of lines so that vector loads never straddle two.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LINE]);
-
-const LINE: usize = 16;
-
-// SAFETY: an array of floats without padding (64 bytes of data, 64 bytes of alignment); zero is valid.
-unsafe impl bytemuck::Zeroable for Line {}
-// SAFETY: as above; every bit pattern is a valid array of floats.
-unsafe impl bytemuck::Pod for Line {}
+use crate::lines::Lines;
 
 thread_local! {
-    static FREE: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
+    static FREE: RefCell<Vec<Lines>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A buffer of floats aligned to a cache line; it goes back to its thread's list when dropped.
-pub(crate) struct Scratch {
-    lines: Vec<Line>,
-    len: usize,
-}
+pub(crate) struct Scratch(Lines);
 
 impl Scratch {
     /// A buffer of `len` floats of unspecified content.
     pub(crate) fn take(len: usize) -> Scratch {
         let mut lines = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
-        let needed = len.div_ceil(LINE);
-        if lines.len() < needed {
-            lines.resize(needed, Line([0.0; LINE]));
-        }
-        Scratch { lines, len }
+        lines.make_room(len);
+        Scratch(lines)
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let lines = std::mem::take(&mut self.lines);
+        let lines = std::mem::take(&mut self.0);
         // A thread that is ending has no list any more; then the buffer is freed.
         let _ = FREE.try_with(|free| free.borrow_mut().push(lines));
     }
@@ -52,14 +36,14 @@ impl std::ops::Deref for Scratch {
 
     #[inline]
     fn deref(&self) -> &[f32] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        &self.0
     }
 }
 
 impl std::ops::DerefMut for Scratch {
     #[inline]
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+        &mut self.0
     }
 }
 

@@ -14,6 +14,7 @@ use npuc::model::rope::frequencies;
 use npuc::model::{CacheProtocol, Port, StateKind};
 use npuc::tensor::Tensor;
 use npuc::{Code, Diagnostic, Result, Shape};
+use npuc_kernels::lines::Lines;
 use rayon::ThreadPool;
 
 use crate::device::host::Observer;
@@ -28,7 +29,8 @@ pub(crate) mod steps;
 
 pub(crate) use ports::Layout;
 use ports::{
-    Context, StateSize, add_positions, fill_angles, fill_embeds, fill_history, fill_mask, fill_write_mask, place_rows,
+    Context, StateSize, add_positions, clear_rows, fill_angles, fill_embeds, fill_history, fill_mask, fill_write_mask,
+    place_rows,
 };
 use steps::Step;
 pub use steps::Steps;
@@ -41,7 +43,7 @@ pub struct Session {
     /// The graphs, the one with most tokens first, the one of a single token last.
     steps: Vec<Step>,
     /// The caches and the rows that convolutions keep, in the port order that all graphs share.
-    states: Vec<Vec<f32>>,
+    states: Vec<Lines>,
     kinds: Vec<StateKind>,
     size: StateSize,
     /// Rows that convolutions keep; 0 in models without any.
@@ -50,6 +52,8 @@ pub struct Session {
     padding_stays_zero: bool,
     /// Valid rows of the caches.
     position: usize,
+    /// Rows of the caches that may hold anything; all behind them are zero.
+    written: usize,
     /// The tokens in these rows.
     tokens: Vec<u32>,
     /// The step and row whose logits are the latest.
@@ -59,7 +63,7 @@ pub struct Session {
     positions: Option<Vec<f32>>,
     frequencies: Vec<f32>,
     /// Keys and values of what the model listens to, in port order; empty for models that only read.
-    heard: Vec<Vec<f32>>,
+    heard: Vec<Lines>,
     /// Whether there is anything to listen to yet.
     listens: bool,
     vocab: usize,
@@ -160,19 +164,20 @@ impl Session {
         Ok(Session {
             protocol: program.protocol,
             hidden_mask: program.hidden_mask,
-            states: states.into_iter().map(|port| vec![0.0; layout.elements(port, shape)]).collect(),
+            states: states.into_iter().map(|port| Lines::zeros(layout.elements(port, shape))).collect(),
             kinds: kinds.collect(),
             steps,
             size: StateSize { capacity: shape.capacity, head_dim: config.head_dim(), hidden: config.hidden() },
             history: config.history(),
             padding_stays_zero: config.padding_stays_zero(),
             position: 0,
+            written: 0,
             tokens: Vec::with_capacity(shape.capacity),
             latest: None,
             embedding,
             frequencies: config.rope().map(|rope| frequencies(rope, config.head_dim())).unwrap_or_default(),
             positions,
-            heard: heard.into_iter().map(|port| vec![0.0; layout.elements(port, shape)]).collect(),
+            heard: heard.into_iter().map(|port| Lines::zeros(layout.elements(port, shape))).collect(),
             listens: false,
             vocab: config.vocab(),
         })
@@ -203,7 +208,10 @@ impl Session {
         self.position = 0;
         self.tokens.clear();
         self.latest = None;
-        self.states.iter_mut().for_each(|state| state.fill(0.0));
+        let written = std::mem::take(&mut self.written);
+        for (state, &kind) in self.states.iter_mut().zip(&self.kinds) {
+            clear_rows(state, kind, self.size, written);
+        }
     }
 
     /// Gives the decoder what an encoder heard: keys and values of every layer in port order. Nothing is fed about it yet.
@@ -218,7 +226,7 @@ impl Session {
     }
 
     /// What it listens to, in port order.
-    pub(crate) fn heard(&self) -> &[Vec<f32>] {
+    pub(crate) fn heard(&self) -> &[Lines] {
         &self.heard
     }
 
@@ -311,7 +319,8 @@ impl Session {
         self.decode(id)?;
         let step = &self.steps[self.steps.len() - 1];
         let named = step.device.inputs().into_iter().map(|(name, _)| name);
-        let inputs = named.zip(step.inputs.iter().chain(&self.heard).cloned().chain(states)).collect();
+        let entered = step.inputs.iter().chain(&self.heard).chain(&states).map(|buffer| buffer.to_vec());
+        let inputs = named.zip(entered).collect();
         let outputs = step.device.outputs().into_iter().enumerate();
         let outputs = outputs.map(|(port, (name, _))| (name, step.device.output(port).to_vec())).collect();
         Ok(Recorded { inputs, outputs })
@@ -382,14 +391,20 @@ impl Session {
             }
         }
         step.device.run(&[&step.inputs, &self.heard, &self.states])?;
-        for ((state, &kind), &output) in self.states.iter_mut().zip(&self.kinds).zip(&step.results[1..]) {
-            let rows = step.device.output(output);
-            match self.protocol {
-                CacheProtocol::Append => place_rows(state, rows, kind, self.size, step.shape.tokens, context),
-                CacheProtocol::Shift | CacheProtocol::OneHot => state.copy_from_slice(rows),
+        let results = step.results[1..].iter().map(|&output| step.device.output(output));
+        match self.protocol {
+            CacheProtocol::Append => {
+                place_rows(&mut self.states, results, &self.kinds, self.size, step.shape.tokens, context)
+            }
+            CacheProtocol::Shift | CacheProtocol::OneHot => {
+                self.states.iter_mut().zip(results).for_each(|(state, rows)| state.copy_from_slice(rows));
             }
         }
         self.position += chunk.valid;
+        self.written = match self.protocol {
+            CacheProtocol::Append => self.written.max(self.position),
+            CacheProtocol::Shift | CacheProtocol::OneHot => self.size.capacity,
+        };
         self.tokens.extend_from_slice(ids);
         self.latest = Some((chunk.step, first + chunk.valid - 1));
         Ok(())

@@ -13,6 +13,7 @@ use npuc::ir::Graph;
 use npuc::model::Port;
 use npuc::quant::Encodings;
 use npuc::{Code, Diagnostic, Result, Tensor};
+use npuc_kernels::lines::Lines;
 use rayon::ThreadPool;
 
 use super::host::{HostStep, Observer};
@@ -252,12 +253,12 @@ impl Chain {
     /// Computes one step, segment by segment.
     ///
     /// Errors: the interpreter failed.
-    pub fn run(&mut self, inputs: &[&[Vec<f32>]]) -> Result<()> {
-        let given: Vec<&Vec<f32>> = inputs.iter().flat_map(|group| group.iter()).collect();
+    pub fn run(&mut self, inputs: &[&[Lines]]) -> Result<()> {
+        let given: Vec<&[f32]> = inputs.iter().flat_map(|group| group.iter().map(|buffer| &**buffer)).collect();
         if let Some(slot) = self.rotary {
             let table = |port| {
                 let place = self.inputs.iter().position(|(p, _)| *p == port);
-                place.map_or(&[][..], |place| given[place].as_slice())
+                place.map_or(&[][..], |place| given[place])
             };
             let tables = [table(Port::RopeCos), table(Port::RopeSin)];
             fill_rotary(&mut self.slots[slot], tables, self.tokens);
@@ -266,12 +267,7 @@ impl Chain {
             let slots = &mut self.slots;
             match segment {
                 Segment::Host(step) => {
-                    let buffers = inputs.iter().map(|feed| match *feed {
-                        Feed::Given(place) => std::slice::from_ref(given[place]),
-                        Feed::Slot(slot) => std::slice::from_ref(&slots[slot]),
-                    });
-                    let buffers: Vec<&[Vec<f32>]> = buffers.collect();
-                    step.run(&buffers);
+                    step.run(&[&flat(inputs, &given, slots)]);
                     for (port, &slot) in outputs.iter().enumerate() {
                         slots[slot].copy_from_slice(step.executor().output(port));
                     }
@@ -317,9 +313,9 @@ impl Chain {
 }
 
 /// The elements that enter each port.
-fn flat<'a>(feeds: &[Feed], given: &[&'a Vec<f32>], slots: &'a [Vec<f32>]) -> Vec<&'a [f32]> {
+fn flat<'a>(feeds: &[Feed], given: &[&'a [f32]], slots: &'a [Vec<f32>]) -> Vec<&'a [f32]> {
     let elements = |feed: &Feed| match *feed {
-        Feed::Given(place) => given[place].as_slice(),
+        Feed::Given(place) => given[place],
         Feed::Slot(slot) => slots[slot].as_slice(),
     };
     feeds.iter().map(elements).collect()

@@ -91,7 +91,7 @@ impl HostStep {
     }
 
     /// Computes one step from the buffers of the input ports, in port order.
-    pub fn run(&mut self, inputs: &[&[Vec<f32>]]) {
+    pub fn run<B: AsRef<[f32]> + Sync>(&mut self, inputs: &[&[B]]) {
         let (executor, observer) = (&mut self.executor, &mut self.observer);
         self.pool.install(|| match observer {
             None => executor.run(inputs),

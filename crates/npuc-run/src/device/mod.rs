@@ -2,6 +2,7 @@
 
 use npuc::Result;
 use npuc::ir::ValueId;
+use npuc_kernels::lines::Lines;
 
 pub mod chain;
 pub mod host;
@@ -49,7 +50,7 @@ impl Device {
     /// keeps them in. The host cannot fail and allocates nothing.
     ///
     /// Errors: the device failed ([`npuc::Code::ToolFailed`]).
-    pub fn run(&mut self, inputs: &[&[Vec<f32>]]) -> Result<()> {
+    pub fn run(&mut self, inputs: &[&[Lines]]) -> Result<()> {
         match self {
             Device::Host(step) => step.run(inputs),
             Device::Chain(step) => return step.run(inputs),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use npuc::{Code, Diagnostic, Result};
+use npuc_kernels::lines::Lines;
 
 /// Time that passed by assertion, in ns: what to add to a real clock. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -87,7 +88,7 @@ impl NullStep {
     /// Lets the step's time pass. The best token after each one follows from its embedding alone.
     ///
     /// Errors: the device was told to fail.
-    pub(crate) fn run(&mut self, inputs: &[&[Vec<f32>]]) -> Result<()> {
+    pub(crate) fn run(&mut self, inputs: &[&[Lines]]) -> Result<()> {
         let before = self.steps.fetch_add(1, Ordering::Relaxed);
         if self.fail_after.is_some_and(|after| before >= after) {
             return Err(Diagnostic::error(Code::ToolFailed, "the null back end was told to fail here")

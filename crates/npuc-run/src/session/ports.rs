@@ -6,6 +6,7 @@ use npuc::model::rope::angle;
 use npuc::model::{CacheProtocol, Port, StateKind, StepShape};
 use npuc::{Result, Tensor};
 use npuc_kernels::dequant::dequantize_row;
+use npuc_kernels::lines::{Lines, store_rows};
 
 use crate::device::chain::{Chain, Segment};
 use crate::program::Program;
@@ -211,35 +212,53 @@ pub(super) fn fill_history(buffer: &mut [f32], rows: usize, shape: StepShape, co
     }
 }
 
-/// Takes the valid new rows of a step into a state: behind those in a cache `[kv_heads, tokens, head_dim]`, or into the last
+/// Takes the valid new rows of a step into the states: behind those in a cache `[kv_heads, tokens, head_dim]`, or into the last
 /// rows that a convolution keeps, `[tokens, hidden]`.
-pub(super) fn place_rows(
-    state: &mut [f32],
-    rows: &[f32],
-    kind: StateKind,
+pub(super) fn place_rows<'a>(
+    states: &mut [Lines],
+    results: impl Iterator<Item = &'a [f32]> + Clone,
+    kinds: &[StateKind],
     size: StateSize,
     tokens: usize,
     context: Context,
 ) {
     let StateSize { capacity, head_dim, hidden } = size;
+    let (start, len) = (context.position * head_dim, context.valid * head_dim);
+    for ((state, rows), kind) in states.iter_mut().zip(results.clone()).zip(kinds) {
+        match kind {
+            StateKind::Key | StateKind::Value => {}
+            StateKind::Conv => keep_last(state, &rows[..context.valid * hidden]),
+        }
+    }
+    let caches = states.iter_mut().zip(results).zip(kinds).filter(|(_, kind)| match kind {
+        StateKind::Key | StateKind::Value => true,
+        StateKind::Conv => false,
+    });
+    store_rows(caches.flat_map(|((state, rows), _)| {
+        let heads = state.chunks_exact_mut(capacity * head_dim).zip(rows.chunks_exact(tokens * head_dim));
+        heads.map(|(state, rows)| (&mut state[start..][..len], &rows[..len]))
+    }));
+}
+
+/// Moves `state` up and puts the last of `new` at its end.
+fn keep_last(state: &mut [f32], new: &[f32]) {
+    let len = state.len();
+    if new.len() >= len {
+        state.copy_from_slice(&new[new.len() - len..]);
+    } else {
+        state.copy_within(new.len().., 0);
+        state[len - new.len()..].copy_from_slice(new);
+    }
+}
+
+/// Makes the first `rows` rows of every head of a cache zero, or all that a convolution keeps.
+pub(super) fn clear_rows(state: &mut [f32], kind: StateKind, size: StateSize, rows: usize) {
     match kind {
         StateKind::Key | StateKind::Value => {
-            let heads = state.chunks_exact_mut(capacity * head_dim).zip(rows.chunks_exact(tokens * head_dim));
-            for (state, rows) in heads {
-                let len = context.valid * head_dim;
-                state[context.position * head_dim..][..len].copy_from_slice(&rows[..len]);
-            }
+            let heads = state.chunks_exact_mut(size.capacity * size.head_dim);
+            heads.for_each(|head| head[..rows * size.head_dim].fill(0.0));
         }
-        StateKind::Conv => {
-            let valid = &rows[..context.valid * hidden];
-            let len = state.len();
-            if valid.len() >= len {
-                state.copy_from_slice(&valid[valid.len() - len..]);
-            } else {
-                state.copy_within(valid.len().., 0);
-                state[len - valid.len()..].copy_from_slice(valid);
-            }
-        }
+        StateKind::Conv => state.fill(0.0),
     }
 }
 

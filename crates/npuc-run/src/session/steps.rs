@@ -12,6 +12,7 @@ use npuc::exec::buffer_bytes;
 use npuc::ir::{Graph, ValueId};
 use npuc::model::{Port, StepShape};
 use npuc::{Code, Diagnostic, Error, Result, Shape};
+use npuc_kernels::lines::Lines;
 use rayon::ThreadPool;
 
 use super::ports::Layout;
@@ -31,7 +32,7 @@ pub(crate) struct Step {
     pub(crate) device: Device,
     /// Ports before what is heard and the states, in port order, and their buffers.
     pub(crate) ports: Vec<Port>,
-    pub(crate) inputs: Vec<Vec<f32>>,
+    pub(crate) inputs: Vec<Lines>,
     /// For each port of [`Layout::outputs`] its place among the device's.
     pub(crate) results: Vec<usize>,
     pub(crate) kept: Vec<Kept>,
@@ -191,7 +192,7 @@ impl Step {
         let results = outputs.iter().map(find).collect::<Result<Vec<usize>>>()?;
         let is_own = |port: &Port| !matches!(port, Port::Past(..) | Port::Heard(..));
         let ports: Vec<Port> = inputs.into_iter().filter(is_own).collect();
-        let inputs = ports.iter().map(|&port| vec![0.0; layout.elements(port, shape)]).collect();
+        let inputs = ports.iter().map(|&port| Lines::zeros(layout.elements(port, shape))).collect();
         Ok(Step { shape, device, ports, inputs, results, kept })
     }
 }

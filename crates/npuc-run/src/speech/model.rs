@@ -118,7 +118,7 @@ impl Whisper {
     pub fn heard(&self) -> impl ExactSizeIterator<Item = (Port, &[f32])> {
         self.decoder.heard().iter().enumerate().map(|(place, numbers)| {
             let kind = if place % 2 == 0 { StateKind::Key } else { StateKind::Value };
-            (Port::Heard(kind, place / 2), numbers.as_slice())
+            (Port::Heard(kind, place / 2), &**numbers)
         })
     }
 

@@ -141,7 +141,7 @@ impl Executor {
     ///
     /// # Panics
     /// If a port's buffer is absent or has another length than the port.
-    pub fn run(&mut self, inputs: &[&[Vec<f32>]]) {
+    pub fn run<B: AsRef<[f32]>>(&mut self, inputs: &[&[B]]) {
         self.run_observed(inputs, &mut |_, _| {});
     }
 
@@ -150,7 +150,7 @@ impl Executor {
     ///
     /// # Panics
     /// As [`Executor::run`].
-    pub fn run_observed(&mut self, inputs: &[&[Vec<f32>]], observe: &mut dyn FnMut(ValueId, &[f32])) {
+    pub fn run_observed<B: AsRef<[f32]>>(&mut self, inputs: &[&[B]], observe: &mut dyn FnMut(ValueId, &[f32])) {
         for ((port, (name, len)), &value) in self.inputs.iter().enumerate().zip(&self.entering) {
             let given = input(inputs, port);
             assert_eq!(given.len(), *len, "elements of the port `{name}`");
@@ -222,11 +222,11 @@ const fn has_step(def: &Def) -> bool {
     }
 }
 
-fn input<'a>(groups: &[&'a [Vec<f32>]], port: usize) -> &'a [f32] {
+fn input<'a, B: AsRef<[f32]>>(groups: &[&'a [B]], port: usize) -> &'a [f32] {
     let mut rest = port;
     for group in groups {
         match group.get(rest) {
-            Some(buffer) => return buffer,
+            Some(buffer) => return buffer.as_ref(),
             None => rest -= group.len(),
         }
     }
