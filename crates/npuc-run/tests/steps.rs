@@ -201,7 +201,7 @@ fn a_prompt_that_begins_as_before_is_not_computed_again() {
     }
 }
 
-/// What a convolution keeps cannot be taken back, so only a prompt that goes on where the session is reuses it.
+/// A reset clears only what was written, rows that were taken back among it.
 #[test]
 fn nothing_is_left_after_a_reset() {
     let long = ids(16, 64);
@@ -209,7 +209,6 @@ fn nothing_is_left_after_a_reset() {
         let mut used = session(model, "8t24c,1t24c", protocol, &[Pass::Simplify], 1);
         for fed in [&long[..], &long[..1], &[], &long[..9]] {
             used.feed(fed, |_| {}).unwrap();
-            // Rows that are taken back are still there, behind the last.
             used.rewind_to(&long[..fed.len() / 2]);
             used.reset();
             let mut fresh = session(model, "8t24c,1t24c", protocol, &[Pass::Simplify], 1);
@@ -219,6 +218,7 @@ fn nothing_is_left_after_a_reset() {
     }
 }
 
+/// What a convolution keeps cannot be taken back, so only a prompt that goes on where the session is reuses it.
 #[test]
 fn what_convolutions_keep_is_not_taken_back() {
     for protocol in CacheProtocol::ALL {
